@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from socket import create_server
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from escrowmq.demo.processes import ChildEvent
 from escrowmq.errors import Code, Misuse, Unknown
@@ -38,49 +38,14 @@ class News(NamedTuple):
     facts: dict[str, Any]
 
 
-class Brokers(Protocol):
-    """Interface of the brokers for the director. Names are those of processes."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all brokers."""
-
-    @property
-    def description(self) -> str:
-        """Description for users."""
-
-    @property
-    def url(self) -> str:
-        """URL for the other processes; empty while unknown."""
-
-    def is_ready(self, name: str) -> bool:
-        """Decide whether a broker is ready, so that the next process can start."""
-
-    @property
-    def victim(self) -> str | None:
-        """The broker that may be killed now, if any."""
-
-    @property
-    def where(self) -> str:
-        """Description of the moment of the kill, for users."""
-
-    def config(self, name: str) -> dict[str, Any]:
-        """Return the configuration of a broker's process."""
-
-    def on_killed(self, name: str, at_us: int) -> None:
-        """Record that a broker was killed at ``at_us`` (microseconds since 1970)."""
-
-    def on_event(self, event: ChildEvent) -> News | None:
-        """Handle any event of a process that is not killed yet."""
-
-
 class OneBroker:
-    """One broker, with its log in the run folder."""
+    """One broker, with its log in the run folder. ``victim`` is the broker that may be killed now, ``where`` describes
+    the moment of the kill, and ``url`` is for the other processes."""
 
     names: tuple[str, ...] = ("broker",)
     description = "broker"
     victim: str | None = "broker"
-    where = "in the midst of its work"
+    where = "while it ran"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,8 +72,9 @@ class OneBroker:
 
 
 class LeaderAndStandby:
-    """Two brokers that share a log at ``address`` in Kafka. The leader is killed when the other one can take over. A
-    failover ends when an order that began after the kill is placed: the new leader has answered it."""
+    """Two brokers that share a log at ``address`` in Kafka, with the interface of OneBroker. The leader is killed when
+    the other one can take over. A failover ends when an order that began after the kill is placed: the new leader has
+    answered it."""
 
     names: tuple[str, ...] = ("broker-a", "broker-b")
     description = "two brokers with their log on Kafka"
@@ -141,8 +107,8 @@ class LeaderAndStandby:
     def config(self, name: str) -> dict[str, Any]:
         """Return the configuration for ``escrowmq serve --log ... --replicas ...``."""
         replicas = [f"escrow://127.0.0.1:{port}" for port in self._ports.values()]
-        here = {"folder": str(self._folder / name), "port": self._ports[name]}
-        return {**here, "log": self._address, "replicas": replicas}
+        folder = str(self._folder / name)
+        return {"folder": folder, "port": self._ports[name], "log": self._address, "replicas": replicas}
 
     def on_killed(self, name: str, at_us: int) -> None:
         """Record that the leader was killed."""
@@ -185,8 +151,10 @@ class LeaderAndStandby:
         return News("leads", name, line, {"epoch": epoch, "seconds": seconds})
 
     def _seconds_since_kill(self, at_us: int) -> float:
-        """Return the seconds since the last kill."""
         return round((at_us - (self._failover_us or at_us)) / 1e6, 3)
+
+
+Brokers = OneBroker | LeaderAndStandby
 
 
 def check_kafka() -> None:

@@ -96,28 +96,16 @@ def insert(connection: sqlite3.Connection, table: str, *row: Any, repeat_ok: boo
 def manifest(log: str) -> dict[str, Any]:
     """Return the manifest for the audit; ``log`` is the broker's data folder in the run folder."""
     barrier, orders, cart, points = "table:barrier", "table:orders", "table:carts", "table:points"
+    whole = ["message_id", "transaction_id", "tag", "properties", "body"]
     return {
         "log": log,
         "files": {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
         "tables": {
-            "orders": {"database": "orders.db", "table": "orders", "id": "order_id"},
-            "barrier": {
-                "database": "orders.db",
-                "table": "trans_barrier",
-                "id": "order_id",
-                "where": {"outcome": COMMITTED},
-            },
-            "carts": {"database": "cart.db", "table": "cleared_carts", "id": "order_id"},
-            "points": {"database": "points.db", "table": "points_earned", "id": "order_id"},
-            **{
-                f"{name} log": {
-                    "database": f"{name}.db",
-                    "table": "trans_recv_log",
-                    "id": "order_id",
-                    "where": {"consumer_group": name},
-                }
-                for name in ("cart", "points")
-            },
+            "orders": _table("orders.db", "orders"),
+            "barrier": _table("orders.db", "trans_barrier", outcome=COMMITTED),
+            "carts": _table("cart.db", "cleared_carts"),
+            "points": _table("points.db", "points_earned"),
+            **{f"{n} log": _table(f"{n}.db", "trans_recv_log", consumer_group=n) for n in ("cart", "points")},
         },
         "topics": ["orders", "points"],
         "comparisons": [
@@ -128,8 +116,8 @@ def manifest(log: str) -> dict[str, Any]:
             _comparison(barrier, "topic:points", ["transaction_id"]),
             _comparison(orders, "topic:orders", ORDER_COLUMNS, ["altered"]),
             _comparison(orders, "topic:points", POINTS_COLUMNS, ["altered"]),
-            _comparison("half:orders", "topic:orders", ["message_id", "transaction_id", "tag", "properties", "body"]),
-            _comparison("half:points", "topic:points", ["message_id", "transaction_id", "tag", "properties", "body"]),
+            _comparison("half:orders", "topic:orders", whole),
+            _comparison("half:points", "topic:points", whole),
             _comparison("topic:orders", cart, [*CART_COLUMNS, "message_id"]),
             _comparison("topic:orders", "table:cart log", ["message_id"]),
             _comparison("topic:points", points, [*POINTS_COLUMNS, "message_id"]),
@@ -138,6 +126,10 @@ def manifest(log: str) -> dict[str, Any]:
         "consumers": {"cart": "carts", "points": "points"},
         "events": "events.jsonl",
     }
+
+
+def _table(database: str, table: str, **where: str) -> dict[str, Any]:
+    return {"database": database, "table": table, "id": "order_id", "where": where}
 
 
 def _comparison(expected: str, found: str, columns: Any, judges: list[str] | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ all committed messages.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ import pyarrow as pa
 
 from escrowmq.connecting import connect
 from escrowmq.demo.brokers import KAFKA, Brokers
-from escrowmq.demo.processes import Child, ChildEvent, Diary, now_us
+from escrowmq.demo.processes import Child, ChildEvent, Diary
 from escrowmq.demo.screen import Screen
 from escrowmq.demo.services import KINDS
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
+from escrowmq.platform.clock import now_us
 
 SETTINGS = {
     # Shorter than the defaults, so that the effects of a kill are resolved within seconds.
@@ -43,12 +45,10 @@ _OF_RUNNING = ("ready", "leads", "at failpoint", "ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """Options of the demo. Raises Misuse(BAD_ARGUMENT) for invalid numbers.
-
-    ``folder`` None: a new folder ``demo-run`` (``demo-run-2``, ...) in the working directory. ``orders`` None:
-    ``count`` generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log`` None: the log is
-    in the run folder; "kafka": the demo starts a Kafka for a leader and a standby, and kills the leader.
-    """
+    """Options of the demo. Raises Misuse(BAD_ARGUMENT) for invalid numbers. ``folder`` None: a new folder ``demo-run``
+    (``demo-run-2``, ...) in the working directory. ``orders`` None: ``count`` generated ones, the same for the same
+    ``seed``. Kills are numbers of ``kill -9``. ``log`` None: the log is in the run folder; "kafka": the demo starts a
+    Kafka for a leader and a standby, and kills the leader."""
 
     folder: Path | None = None
     orders: Path | None = None
@@ -76,11 +76,8 @@ class DemoOptions:
 
     def run_folder(self) -> Path:
         """Return the folder to use, created if necessary. Raises Misuse(BAD_ARGUMENT) if it exists and is not empty."""
-        if self.folder is None:
-            names = ["demo-run", *(f"demo-run-{n}" for n in range(2, 10_000))]
-            folder = next(path for name in names if not (path := Path(name)).exists())
-        else:
-            folder = self.folder
+        names = ["demo-run", *(f"demo-run-{n}" for n in range(2, 10_000))]
+        folder = self.folder or next(path for name in names if not (path := Path(name)).exists())
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise Misuse(Code.BAD_ARGUMENT, f"{folder} is there and is not an empty folder", "name a new one")
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +120,7 @@ class Director:
             self._wait_until(lambda: self._shop_done and not self._broker_kills and self._brokers.victim is not None)
             self._settle()
             for name in (*KINDS, "shop"):
-                self._stop_child(name)
+                self._children.pop(name).stop()
         finally:
             for name, number in self._applied.items():
                 self._diary.note("progress", name, number=number)
@@ -131,7 +128,7 @@ class Director:
     def end(self) -> None:
         """Stop the brokers, like an operator."""
         for name in self._brokers.names:
-            self._stop_child(name)
+            self._children.pop(name).stop()
 
     def close(self) -> None:
         """Kill the remaining processes."""
@@ -145,24 +142,16 @@ class Director:
         self._diary.note("started", name)
 
     def _config(self, name: str) -> dict[str, Any]:
-        folder, url = str(self._folder), self._brokers.url
         if name in self._brokers.names:
             return {**self._brokers.config(name), "settings": SETTINGS}
+        common = {"url": self._brokers.url, "folder": str(self._folder)}
         if name == "shop":
-            return {
-                "url": url,
-                "folder": folder,
-                "orders": str(self._folder / "orders.parquet"),
-                "tills": self._options.threads,
-                "stop_at": sorted(self._stop_at),
-                "cancelled": sorted(self._cancelled),
-            }
+            orders, tills = str(self._folder / "orders.parquet"), self._options.threads
+            marked = {"stop_at": sorted(self._stop_at), "cancelled": sorted(self._cancelled)}
+            return {**common, "orders": orders, "tills": tills, **marked}
         stops = self._service_stops[name]
         stop_after = max(stops[0] - self._applied[name], 1) if stops else None
-        return {"url": url, "folder": folder, "kind": name, "stop_after": stop_after}
-
-    def _stop_child(self, name: str) -> None:
-        self._children.pop(name).stop()
+        return {**common, "kind": name, "stop_after": stop_after}
 
     def _kill(self, name: str, where: str) -> None:
         """Kill a process with ``kill -9`` and start it again."""
@@ -180,62 +169,54 @@ class Director:
             try:
                 event = self._events.get(timeout=PATIENCE_SECONDS)
             except Empty:
-                raise Unknown(
-                    Code.TIMED_OUT, "the demo came to a halt", f"see the logs in {self._folder / 'nodes'}"
-                ) from None
+                hint = f"see the logs in {self._folder / 'nodes'}"
+                raise Unknown(Code.TIMED_OUT, "the demo came to a halt", hint) from None
             self._handle(event)
 
     def _handle(self, event: ChildEvent) -> None:
+        """Process an event, then kill a broker if that is due and possible."""
         self._process(event)
-        self._kill_broker_if_due()
+        victim = self._brokers.victim
+        if self._broker_kills and self._processed >= self._broker_kills[0] and victim is not None:
+            self._broker_kills.pop(0)
+            self._kill(victim, self._brokers.where)
 
     def _process(self, event: ChildEvent) -> None:
-        name = event.child.name
+        name, details = event.child.name, event.details
         if event.kind in _OF_RUNNING and self._children.get(name) is not event.child:
             return  # of a process that no longer runs
         if news := self._brokers.on_event(event):
             self._diary.note(news.event, news.who, event.at_us, **news.facts)
             self._screen.say(news.line)
         match event.kind:
-            case "ready":
-                self._on_ready(name, event.details)
+            case "ready" if name == "shop":
+                self._placed.update(details["placed"])
+            case "ready" if name in self._applied:
+                self._applied[name] = max(self._applied[name], details["number"])
             case "placed" | "cancelled":
-                self._on_order(event)
+                (self._placed if event.kind == "placed" else self._cancelled).add(details["order"])
+                self._screen.update("shop", self._processed)
             case "done":
                 self._shop_done = True
             case "asked":
-                self._diary.note("asked", name, event.at_us, **event.details)
+                self._diary.note("asked", name, event.at_us, **details)
                 self._screen.count_check()
             case "progress":
                 self._on_progress(name, event)
             case "at failpoint":
-                self._on_failpoint(name, event.details)
+                if name == "shop":
+                    self._stop_at.discard(details["order"])
+                else:
+                    self._service_stops[name].pop(0)
+                self._kill(name, details["where"])
             case "ended":
-                code = event.details["code"]
-                log = self._folder / "nodes" / f"{name}.log"
-                raise Unknown(Code.DISCONNECTED, f"the {name} process ended by itself with code {code}", f"see {log}")
-
-    def _on_order(self, event: ChildEvent) -> None:
-        (self._placed if event.kind == "placed" else self._cancelled).add(event.details["order"])
-        self._screen.update("shop", self._processed)
+                text = f"the {name} process ended by itself with code {details['code']}"
+                raise Unknown(Code.DISCONNECTED, text, f"see {self._folder / 'nodes' / f'{name}.log'}")
 
     @property
     def _processed(self) -> int:
         """Number of processed orders."""
         return len(self._placed) + len(self._cancelled)
-
-    def _kill_broker_if_due(self) -> None:
-        """Kill a broker if it is due and possible; called after every event."""
-        victim = self._brokers.victim
-        if self._broker_kills and self._processed >= self._broker_kills[0] and victim is not None:
-            self._broker_kills.pop(0)
-            self._kill(victim, self._brokers.where)
-
-    def _on_ready(self, name: str, details: dict[str, Any]) -> None:
-        if name == "shop":
-            self._placed.update(details["placed"])
-        elif name in self._applied:
-            self._applied[name] = max(self._applied[name], details["number"])
 
     def _on_progress(self, name: str, event: ChildEvent) -> None:
         self._applied[name] = max(self._applied[name], event.details["number"])
@@ -244,13 +225,6 @@ class Director:
         if now - self._last_noted[name] > POLL_SECONDS:
             self._last_noted[name] = now
             self._diary.note("progress", name, event.at_us, **event.details)
-
-    def _on_failpoint(self, name: str, details: dict[str, Any]) -> None:
-        if name == "shop":
-            self._stop_at.discard(details["order"])
-        else:
-            self._service_stops[name].pop(0)
-        self._kill(name, details["where"])
 
     def _settle(self) -> None:
         """Wait until nothing is undecided and the consumers have applied everything."""
@@ -268,16 +242,11 @@ class Director:
                 state = (progress, dict(self._applied))
                 if state != before:
                     before, patience = state, time.monotonic() + PATIENCE_SECONDS
-                self._handle_for(POLL_SECONDS)
-        self._screen.say(f"[red]nothing has moved for {PATIENCE_SECONDS:.0f} s: {before}; auditing what there is[/]")
-
-    def _handle_for(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            try:
-                self._handle(self._events.get(timeout=left))
-            except Empty:
-                return
+                end = time.monotonic() + POLL_SECONDS
+                with suppress(Empty):
+                    while (left := end - time.monotonic()) > 0:
+                        self._handle(self._events.get(timeout=left))
+        self._screen.say(f"[red]no progress for {PATIENCE_SECONDS:.0f} s: {before}; auditing the incomplete run[/]")
 
 
 def _read_progress(bus: Any) -> dict[str, int]:

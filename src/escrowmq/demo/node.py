@@ -33,14 +33,9 @@ def report(event: str, **details: Any) -> None:
         threading.Event().wait()
 
 
-def on_stop_request(call: Callable[[], None]) -> None:
+def on_stop_request(call: Callable[[], object]) -> None:
     """Call ``call`` when the director requests the process to stop."""
-
-    def wait() -> None:
-        _STOPPING.wait()
-        call()
-
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=lambda: _STOPPING.wait() and call(), daemon=True).start()
 
 
 class LeaderReporter(logging.Handler):

@@ -15,31 +15,24 @@ import pyarrow.parquet as pq
 from escrowmq.errors import Code, Misuse
 
 LINES = pa.schema(
-    [
-        ("InvoiceNo", pa.utf8()),
-        ("StockCode", pa.utf8()),
-        ("Description", pa.utf8()),
-        ("Quantity", pa.int64()),
-        ("InvoiceDate", pa.utf8()),
-        ("UnitPrice", pa.float64()),
-        ("CustomerID", pa.utf8()),
-        ("Country", pa.utf8()),
-    ]
+    {
+        **dict.fromkeys(("InvoiceNo", "StockCode", "Description"), pa.utf8()),
+        "Quantity": pa.int64(),
+        "InvoiceDate": pa.utf8(),
+        "UnitPrice": pa.float64(),
+        **dict.fromkeys(("CustomerID", "Country"), pa.utf8()),
+    }
 )
 """Invoice lines, as in the UCI data set "Online Retail"."""
 
 ORDERS = pa.schema(
-    [
-        ("order_id", pa.utf8()),
-        ("cancelled", pa.bool_()),  # its local transaction rejects it
-        ("customer_id", pa.utf8()),  # null: unknown
-        ("country", pa.utf8()),
-        ("placed_at", pa.utf8()),
-        ("units", pa.int64()),
-        ("amount_cents", pa.int64()),
-        ("points", pa.int64()),  # one per whole unit of money
-        ("lines", pa.utf8()),  # STOCK*QUANTITY@CENTS;...
-    ]
+    {
+        "order_id": pa.utf8(),
+        "cancelled": pa.bool_(),  # its local transaction rejects it
+        **dict.fromkeys(("customer_id", "country", "placed_at"), pa.utf8()),  # customer null: unknown
+        **dict.fromkeys(("units", "amount_cents", "points"), pa.int64()),  # a point for each whole unit of money
+        "lines": pa.utf8(),  # STOCK*QUANTITY@CENTS;...
+    }
 )
 
 
@@ -103,11 +96,9 @@ def to_orders(lines: pa.Table, limit: int | None = None) -> pa.Table:
     grouped = grouped.slice(0, limit) if limit is not None else grouped
     amounts = grouped["amount_cents_sum"].combine_chunks()
     columns = {
+        **{name: grouped[f"{name}_first"] for name, _ in firsts},
         "order_id": grouped["order_id"],
         "cancelled": pc.starts_with(grouped["order_id"], "C"),
-        "customer_id": grouped["customer_id_first"],
-        "country": grouped["country_first"],
-        "placed_at": grouped["placed_at_first"],
         "units": grouped["units_sum"],
         "amount_cents": amounts,
         "points": pa.array(np.maximum(amounts.to_numpy(zero_copy_only=False) // 100, 0), pa.int64()),
@@ -120,8 +111,7 @@ def _read_lines(path: Path) -> pa.Table:
     """Read the file's lines in schema LINES."""
     if not path.is_file():
         raise Misuse(Code.BAD_ARGUMENT, f"no orders file {path}")
-    readers = {".parquet": pq.read_table, ".csv": _read_csv}
-    reader = readers.get(path.suffix.lower())
+    reader = {".parquet": pq.read_table, ".csv": _read_csv}.get(path.suffix.lower())
     if reader is None:
         raise Misuse(Code.BAD_ARGUMENT, f"{path.name}: orders come as .parquet or .csv")
     try:
@@ -129,11 +119,8 @@ def _read_lines(path: Path) -> pa.Table:
     except (pa.ArrowInvalid, OSError) as problem:
         raise Misuse(Code.BAD_ARGUMENT, f"cannot read {path}: {problem}") from problem
     if missing := [name for name in LINES.names if name not in table.column_names]:
-        raise Misuse(
-            Code.BAD_ARGUMENT,
-            f"{path.name} lacks the columns: {', '.join(missing)}",
-            f"orders files have {', '.join(LINES.names)}",
-        )
+        text = f"{path.name} lacks the columns: {', '.join(missing)}"
+        raise Misuse(Code.BAD_ARGUMENT, text, f"orders files have {', '.join(LINES.names)}")
     if table.num_rows == 0:
         raise Misuse(Code.BAD_ARGUMENT, f"{path.name} has no rows")
     return pa.table([_cast(path, table[f.name], f) for f in LINES], schema=LINES)

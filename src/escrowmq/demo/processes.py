@@ -6,19 +6,16 @@ import json
 import subprocess
 import sys
 import threading
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from escrowmq.platform.clock import now_us
+
 STOP_SECONDS = 20.0
 """Time (s) for a process to stop on request before it is killed."""
-
-
-def now_us() -> int:
-    """Return wall time, microseconds since 1970."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +40,9 @@ class Child:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(config))
         with (folder / "nodes" / f"{name}.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "escrowmq.demo.node", role, str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            command = [sys.executable, "-m", "escrowmq.demo.node", role, str(path)]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
         self._listener = threading.Thread(target=self._listen, name=f"events-{name}", daemon=True)
         self._listener.start()
 
@@ -74,10 +67,8 @@ class Child:
 
     def _close_input(self) -> None:
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -30,23 +30,21 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
     folder keeps everything: databases, the broker's data, events.jsonl, verdict.json and report.html. Raises Misuse for
     a bad orders file or folder and for missing packages, Unknown if a process ends by itself."""
     screen = Screen(console)
-    orders = (
-        read_orders(options.orders, options.limit) if options.orders else generate_orders(options.count, options.seed)
-    )
-    orders = orders.slice(0, options.limit)
+    if options.orders:
+        orders = read_orders(options.orders, options.limit)
+    else:
+        orders = generate_orders(options.count, options.seed).slice(0, options.limit)
     if options.audit:
         from escrowmq.pipeline.java import find_java
 
         find_java()  # fail now rather than after the run
     if options.log is not None:
-        with screen.waiting("looking for Kafka; the first time Maven fetches it"):
+        with screen.waiting("preparing Kafka; the first time Maven downloads it"):
             check_kafka()
     folder = options.run_folder()
     pq.write_table(orders, folder / "orders.parquet")
-    if options.log is None:
-        verdict = _on_one_broker(options, folder, orders, screen)
-    else:
-        verdict = _on_kafka(options, folder, orders, screen)
+    run_on = _on_one_broker if options.log is None else _on_kafka
+    verdict = run_on(options, folder, orders, screen)
     if verdict is not None:
         screen.show(verdict, folder)
     return verdict

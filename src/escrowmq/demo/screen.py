@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from escrowmq.pipeline.audit import Verdict
 
 _MOST_FINDINGS = 20
-_ROWS = {"shop": "orders dealt with", "cart": "carts cleared", "points": "points credited"}
+_ROWS = {"shop": "orders processed", "cart": "carts cleared", "points": "points credited"}
 
 
 class Screen:
@@ -38,16 +38,11 @@ class Screen:
         """Show progress bars for ``orders`` orders; ``brokers`` describes the brokers."""
         self._orders = max(orders, 1)
         self.say(f"[bold]{orders:,} orders[/] · {brokers}, shop, cart and points as processes of their own · {folder}")
-        columns = [
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        ]
-        with Progress(*columns, console=self._console, transient=True) as progress:
+        columns = [TextColumn("{task.description:<22}"), BarColumn(bar_width=None), MofNCompleteColumn()]
+        with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
             self._progress = progress
             self._tasks = {name: progress.add_task(text, total=orders) for name, text in _ROWS.items()}
-            self._tasks["checks"] = progress.add_task("checks asked", total=None)
+            self._tasks["checks"] = progress.add_task("check-backs", total=None)
             try:
                 yield
             finally:
@@ -59,7 +54,7 @@ class Screen:
             self._progress.update(self._tasks[name], completed=number)
         if name == "shop" and not self._console.is_terminal and number * 10 // self._orders > self._tenths:
             self._tenths = number * 10 // self._orders
-            self.say(f"{number:,} orders dealt with, {self._checks} checks asked")
+            self.say(f"{number:,} orders processed, {self._checks} check-backs")
 
     def count_check(self) -> None:
         """Count one check-back."""
@@ -103,16 +98,13 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         figures.add_column()
     left = ("orders", "transactions", "committed", "rolled_back", "consumed")
     middle = ("lost", "repeated", "altered", "leaked", "orphaned")
-    for plain, judged, counted in zip_longest(left, middle, ("kills", "checks")):
-        cells = (_cells(verdict, plain), _cells(verdict, judged, judged=True), _cells(verdict, counted))
-        figures.add_row(*chain(*cells))
+    for names in zip_longest(left, middle, ("kills", "checks")):
+        figures.add_row(*chain(*(_cells(verdict, name, judged=name in middle) for name in names)))
     color, words = ("green", "all sides agree") if verdict.agrees else ("red", "the sides disagree")
     console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
     if verdict.beginnings:
-        console.print(
-            f"the log does not hold all that was ever in it: {escape(describe_beginnings(verdict.beginnings))}",
-            soft_wrap=True,
-        )
+        begin = escape(describe_beginnings(verdict.beginnings))
+        console.print(f"the log does not begin at its first message: {begin}", soft_wrap=True)
     if verdict.incomplete:
         console.print(f"[yellow]the log may be incomplete:[/] {escape(verdict.incomplete)}", soft_wrap=True)
     if verdict.findings:

@@ -14,9 +14,9 @@ from typing import Any
 
 from escrowmq.client.producing.producer import Producer
 from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, ORDERS_DB, ROLLED_BACK, Database, insert
-from escrowmq.demo.processes import now_us
 from escrowmq.errors import EscrowError
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
+from escrowmq.platform.clock import now_us
 
 GROUP = "shop"
 ORDERS_TOPIC, POINTS_TOPIC = "orders", "points"
