@@ -16,27 +16,31 @@ from typing import TYPE_CHECKING
 from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
-    from escrowmq.compensation.announcing import Announced, Announcing, Prepared
-    from escrowmq.compensation.cases import (
-        Case,
-        CaseState,
-        count_cases,
-        list_cases,
-        purge_cases,
-        retry_cases,
-        settle_cases,
-    )
-    from escrowmq.compensation.effects import DatabaseEffects, consume
-    from escrowmq.compensation.feeds import GivenKeys, TopicKeys
-    from escrowmq.compensation.halves import HalfSet, HalfSetConsumer
-    from escrowmq.compensation.journal import Journal
-    from escrowmq.compensation.redis_effects import RedisEffects
-    from escrowmq.compensation.remedies import LookedUp
-    from escrowmq.compensation.scheduler import Scheduler
-    from escrowmq.compensation.sets.opening import open_sets
-    from escrowmq.compensation.sets.redis import RedisSets
-    from escrowmq.compensation.sets.sql import SqlSets
-    from escrowmq.compensation.statistics import Report, Statistics
+    from escrowmq.compensation.announcing import Announced as Announced
+    from escrowmq.compensation.announcing import Announcing as Announcing
+    from escrowmq.compensation.announcing import Prepared as Prepared
+    from escrowmq.compensation.cases import Case as Case
+    from escrowmq.compensation.cases import CaseState as CaseState
+    from escrowmq.compensation.cases import count_cases as count_cases
+    from escrowmq.compensation.cases import list_cases as list_cases
+    from escrowmq.compensation.cases import purge_cases as purge_cases
+    from escrowmq.compensation.cases import retry_cases as retry_cases
+    from escrowmq.compensation.cases import settle_cases as settle_cases
+    from escrowmq.compensation.effects import DatabaseEffects as DatabaseEffects
+    from escrowmq.compensation.effects import consume as consume
+    from escrowmq.compensation.feeds import GivenKeys as GivenKeys
+    from escrowmq.compensation.feeds import TopicKeys as TopicKeys
+    from escrowmq.compensation.halves import HalfSet as HalfSet
+    from escrowmq.compensation.halves import HalfSetConsumer as HalfSetConsumer
+    from escrowmq.compensation.journal import Journal as Journal
+    from escrowmq.compensation.redis_effects import RedisEffects as RedisEffects
+    from escrowmq.compensation.remedies import LookedUp as LookedUp
+    from escrowmq.compensation.scheduler import Scheduler as Scheduler
+    from escrowmq.compensation.sets.opening import open_sets as open_sets
+    from escrowmq.compensation.sets.redis import RedisSets as RedisSets
+    from escrowmq.compensation.sets.sql import SqlSets as SqlSets
+    from escrowmq.compensation.statistics import Report as Report
+    from escrowmq.compensation.statistics import Statistics as Statistics
 
 _HOMES = {
     "cases": ("Case", "CaseState", "count_cases", "list_cases", "purge_cases", "retry_cases", "settle_cases"),
@@ -55,39 +59,7 @@ _HOMES = {
 }
 _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022  # grouped, not sorted
-    # the producer
-    "Announcing",
-    "Announced",
-    "Prepared",
-    # set stores
-    "open_sets",
-    "RedisSets",
-    "SqlSets",
-    # the consumers
-    "consume",
-    "RedisEffects",
-    "HalfSetConsumer",
-    "HalfSet",
-    "GivenKeys",
-    "TopicKeys",
-    # the scheduler
-    "Scheduler",
-    "DatabaseEffects",
-    "LookedUp",
-    "Report",
-    "Statistics",
-    "Journal",
-    # operators
-    "Case",
-    "CaseState",
-    "count_cases",
-    "list_cases",
-    "purge_cases",
-    "retry_cases",
-    "settle_cases",
-]
-
+__all__ = [*_LAZY]
 
 __getattr__ = from_extra(__name__, _LAZY, needs={"sqlalchemy": "outbox", "redis": "redis"}, who="compensation.{name}")
 

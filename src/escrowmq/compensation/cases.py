@@ -105,7 +105,10 @@ def list_cases(
     with transaction(database, trans_compensation_case) as connection:
         for part in parts:
             chosen = wanted if part is None else wanted.where(_C.state.in_([state.value for state in part]))
-            found += [_to_case(row) for row in connection.execute(chosen)]
+            for row in connection.execute(chosen):
+                fields = {name: getattr(row, name) for name in Case.__slots__}
+                fields |= {"message_id": bytes(row.message_id), "state": CaseState(row.state)}
+                found.append(Case(**fields))
     return sorted(found, key=lambda case: (case.name, case.message_id))[:limit] if len(parts) > 1 else found
 
 
@@ -254,8 +257,3 @@ def _find_rows(connection: sa.Connection, name: str, ids: Sequence[bytes], *, lo
         some = some.order_by(_C.message_id)
         rows += connection.execute(some.with_for_update() if locked else some).all()
     return rows
-
-
-def _to_case(row: Any) -> Case:
-    fields = {name: getattr(row, name) for name in Case.__slots__}
-    return Case(**fields | {"message_id": bytes(row.message_id), "state": CaseState(row.state)})

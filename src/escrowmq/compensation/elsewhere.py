@@ -282,11 +282,9 @@ def _record(halves: HalfSet, keys: Keys, stop: threading.Event) -> bool:
 
 def _entries_of(answer: Any) -> list[Any]:
     """Return the entries of the only stream; redis-py returns pairs, or with RESP3 a mapping with one more level."""
-    if not answer:
-        return []
     if isinstance(answer, Mapping):
-        return [entry for part in next(iter(answer.values())) for entry in part]
-    return list(answer[0][1])
+        return [entry for parts in answer.values() for part in parts for entry in part]
+    return [entry for _, entries in answer or () for entry in entries]
 
 
 def _last_id(entries: Sequence[Any]) -> str:

@@ -80,11 +80,9 @@ class HalfSet:
 
 
 class HalfSetConsumer:
-    """Consumes a key topic of this broker into the half set. Several may run at once.
-
-    ``group`` is the consumer group of the keys (None: the name of ``sets`` plus ``.keys``); ``marks`` the group of the
-    message consumers (None: the name of ``sets``). Raises as :class:`Journal`.
-    """
+    """Consumes a key topic of this broker into the half set. Several may run at once. ``group`` is the consumer group
+    of the keys (None: the name of ``sets`` plus ``.keys``); ``marks`` the group of the message consumers (None: the
+    name of ``sets``). Raises as :class:`Journal`."""
 
     def __init__(
         self,

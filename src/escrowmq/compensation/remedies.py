@@ -254,6 +254,9 @@ class Handle:
         return results
 
 
+Resender = Callable[[bytes, LookedUp | None], object]
+
+
 class Resend:
     """``resend``: the application sends the message again under the same id, which at the broker is the same message.
     ``function(message_id, message)`` receives the known message (None: no broker has it) and must wait for the response
@@ -261,7 +264,7 @@ class Resend:
 
     resends = True
 
-    def __init__(self, function: Callable[[bytes, LookedUp | None], object], lookups: LookUps) -> None:
+    def __init__(self, function: Resender, lookups: LookUps) -> None:
         self._function = function
         self._lookups = lookups
 

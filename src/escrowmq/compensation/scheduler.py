@@ -38,10 +38,10 @@ from escrowmq.compensation.remedies import (
     Effects,
     Fate,
     Handle,
-    LookedUp,
     LookUps,
     Remedy,
     Resend,
+    Resender,
     Result,
     State,
 )
@@ -55,7 +55,6 @@ from escrowmq.platform.times import to_us
 logger = logging.getLogger(__name__)
 
 RemedyName = Literal["handle", "commit", "resend"]
-Resender = Callable[[bytes, LookedUp | None], object]
 
 CHUNK = 200
 """Ids that are looked up, handled and settled together; the lease is renewed before each chunk."""
@@ -177,7 +176,10 @@ class Scheduler:
                 standing = self._recovery.ensure()
                 if standing is None:
                     suspended = str(self._recovery.problem or "another process recovers it")
-                self._process_retries(counts)
+                retried = self._cases.find_to_retry(self._limit)  # by two schedulers, perhaps: there are marks
+                counts["retried"] += len(retried)
+                for at in range(0, len(retried), CHUNK):
+                    self._process(retried[at : at + CHUNK], counts)
                 if standing is not None:
                     self._adopt(counts, stop)
                     self._take(counts, stop)
@@ -207,13 +209,6 @@ class Scheduler:
         self.close()
 
     # Sources of ids
-
-    def _process_retries(self, counts: Counter[str]) -> None:
-        """Process cases with a requested retry. Two schedulers may do so at once: the marks prevent double effects."""
-        ids = self._cases.find_to_retry(self._limit)
-        counts["retried"] += len(ids)
-        for at in range(0, len(ids), CHUNK):
-            self._process(ids[at : at + CHUNK], counts)
 
     def _adopt(self, counts: Counter[str], stop: threading.Event | None) -> None:
         seen: set[str] = set()

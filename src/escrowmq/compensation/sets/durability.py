@@ -42,25 +42,21 @@ def commits_late(connection: sa.Connection, dialect: str) -> bool:
 
 
 def state_of(connection: sa.Connection, dialect: str) -> str:
-    """Return a text that changes when this database may have lost commits; at most 60 characters.
-
-    PostgreSQL: the timeline, because a promoted replica has another, and with ``fsync = off`` the time of its start.
-    MariaDB and MySQL, if ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, if
-    ``synchronous`` is not FULL: the start of the machine. Raises Misuse(BAD_SETTING) if there is no such indicator.
-    """
+    """Return a text that changes when this database may have lost commits; at most 60 characters. PostgreSQL: the
+    timeline, because a promoted replica has another, and with ``fsync = off`` the time of its start. MariaDB and MySQL,
+    if ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, if ``synchronous`` is not FULL: the
+    start of the machine. Raises Misuse(BAD_SETTING) if there is no such indicator."""
     if dialect == "postgresql":
         return f".{connection.exec_driver_sql(_POSTGRESQL).scalar()}"
     if dialect == "mysql":
-        return "" if str(connection.exec_driver_sql(_MYSQL).scalar()) == "1" else f".{_start_of(connection)}"
+        if str(connection.exec_driver_sql(_MYSQL).scalar()) == "1":
+            return ""
+        connection.execute(sa.schema.CreateTable(set_start, if_not_exists=True))
+        connection.execute(insert_if_absent("mysql", set_start), {"one": 1, "token": secrets.token_hex(8)})
+        return f".{connection.scalar(sa.select(set_start.c.token))}"
     if connection.exec_driver_sql(_SQLITE).scalar() not in ("0delete", "0wal", "1wal"):
         return ""
     if not BOOT.exists():
         text = "this SQLite may lose commits when the machine fails, and that cannot be detected here"
         raise Misuse(Code.BAD_SETTING, text, "PRAGMA synchronous = FULL")
     return f".{BOOT.read_text().strip()}"
-
-
-def _start_of(connection: sa.Connection) -> str:
-    connection.execute(sa.schema.CreateTable(set_start, if_not_exists=True))
-    connection.execute(insert_if_absent("mysql", set_start), {"one": 1, "token": secrets.token_hex(8)})
-    return str(connection.scalar(sa.select(set_start.c.token)))

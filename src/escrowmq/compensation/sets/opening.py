@@ -22,10 +22,8 @@ _SQL = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
 def open_sets(store: str | sa.Engine, name: str, **options: Any) -> SetStore:
     """Open the pair of sets called ``name`` in a store: ``redis://[:PASSWORD@]HOST:PORT/DATABASE`` or ``rediss://``,
     ``sqlite:///FILE``, ``postgresql://...``, ``mariadb://...``, or a SQLAlchemy engine, which the caller closes.
-
     ``options`` are those of ``RedisSets`` or ``SqlSets``. Does not connect yet. Raises Misuse(BAD_URL),
-    Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an unknown option, Rejected(BAD_GROUP_NAME).
-    """
+    Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an unknown option, Rejected(BAD_GROUP_NAME)."""
     if not isinstance(store, str):
         return _make("sql", "SqlSets", "outbox", store, name, options)
     scheme = re.split(r"[:+]", store, maxsplit=1)[0]

@@ -91,11 +91,8 @@ class RedisServer:
         if info.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
             text = f"this Redis evicts the sets when its memory is full (maxmemory-policy {policy})"
             raise Misuse(Code.BAD_SETTING, text, "set maxmemory-policy noeviction")
-        if self._durability != "memory":
-            self._check_durable(link)
-        return info
-
-    def _check_durable(self, link: Link) -> None:
+        if self._durability == "memory":
+            return info
         [answer] = link.execute(("CONFIG", "GET", "append*"))
         settings = dict(zip(map(bytes.decode, answer[::2]), map(bytes.decode, answer[1::2]), strict=True))
         kept = settings.get("appendfsync", "no") if settings.get("appendonly") == "yes" else "no"
@@ -103,6 +100,7 @@ class RedisServer:
             text = f"durability={self._durability!r} is required, but this Redis guarantees less"
             hint = f"set appendonly yes and appendfsync {self._durability}, or give the set store a lower durability"
             raise Misuse(Code.BAD_SETTING, text, hint)
+        return info
 
 
 class Link:
