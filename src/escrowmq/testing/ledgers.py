@@ -27,7 +27,7 @@ def outgoing(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
     """Return a batch of schema OUTGOING; what a row leaves out has its default, ``message_id`` a fresh one."""
     filled = [_DEFAULTS | row for row in rows]
     for row in filled:
-        known = row.get("message_id")
+        known: Any = row.get("message_id")
         fresh = (7).to_bytes(8, "big") + next(_counter).to_bytes(8, "big") if known is None else b""
         row["message_id"] = fresh or message_id(known)
     if unknown := {name for row in filled for name in row} - set(OUTGOING.names):

@@ -11,25 +11,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial, partialmethod
+from functools import partialmethod
 from typing import Any
 
 import pyarrow as pa
 
-from escrowmq import schemas
+from escrowmq import schemas, wire
 from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.model import Act, Outcome, TransactionId
-from escrowmq.wire import (
-    ANSWER,
-    DAMAGED_COLUMN,
-    BatchStream,
-    Exchange,
-    ExchangeOptions,
-    Json,
-    ParcelsByExchange,
-    ReadRequest,
-    read_schema,
-)
+from escrowmq.wire import ANSWER, BatchStream, Exchange, ExchangeOptions, Json, ParcelsByExchange
 
 
 @dataclass(slots=True)
@@ -67,13 +57,9 @@ class TwinStream:
 
 class TwinLink(ParcelsByExchange):
     """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
-
     Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of
     a kind with DISCONNECTED, either before or after they are applied; ``refuse`` fails them as a whole; ``forget``
-    deletes all sessions.
-
-    ``requests`` records every exchange, including lost ones.
-    """
+    deletes all sessions. ``requests`` records every exchange, including lost ones."""
 
     def __init__(self, shard: int = 1, address: str = "twin:1") -> None:
         self.shard = shard
@@ -86,7 +72,7 @@ class TwinLink(ParcelsByExchange):
         self.streams: dict[int, TwinStream] = {}
         self.away = False
         self.closed = False
-        self._sessions: dict[int, tuple[str, bool]] = {}
+        self._sessions: dict[int, str] = {}  # the group of each
         self._epochs = itertools.count(1)
         self._known: dict[tuple[str, bytes], tuple[list[Any], tuple[Any, ...]]] = {}
         self._positions = itertools.count(10)
@@ -94,7 +80,7 @@ class TwinLink(ParcelsByExchange):
         self._returned: dict[str, deque[tuple[str, int, int]]] = defaultdict(deque)
         self._leased: dict[tuple[str, int, int], tuple[str, int, int]] = {}
         self._settled: set[tuple[str, int, int]] = set()  # acknowledged: by group, lease, offset
-        self._subscribed: dict[str, dict[str, Any]] = {}
+        self._subscribed: dict[str, list[str]] = {}
         self.acked: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self._held: set[Exchange] = set()
         self._losses: dict[Exchange, deque[bool]] = defaultdict(deque)
@@ -113,10 +99,10 @@ class TwinLink(ParcelsByExchange):
         """Answer held exchanges in order, and stop holding."""
         with self._lock:
             self._held.discard(kind)
-            held = [request for request in self._waiting if request.kind is kind]
-            self._waiting = [request for request in self._waiting if request.kind is not kind]
-        for request in held:
-            self._answer(request)
+            waiting, self._waiting = self._waiting, [one for one in self._waiting if one.kind is not kind]
+        for request in waiting:
+            if request.kind is kind:
+                self._answer(request)
 
     def lose(self, kind: Exchange, *, applied: bool, times: int = 1) -> None:
         """Answer the next ``times`` exchanges of this kind with DISCONNECTED; ``applied``: after they took effect."""
@@ -137,12 +123,8 @@ class TwinLink(ParcelsByExchange):
 
     def ask(self, session: int, attempt: int = 1) -> None:
         """Send the member behind ``session`` a check-back for every undecided transaction."""
-        rows = [
-            {"transaction": identity, "attempt": attempt, **{n: row[n] for n in schemas.CHECKS.names if n in row}}
-            for identity, transaction in self.transactions.items()
-            if transaction.outcome is None
-            for row in ({**row, "transaction": identity} for row in transaction.rows)
-        ]
+        undecided = [transaction for transaction in self.transactions.values() if transaction.outcome is None]
+        rows = [{**row, "attempt": attempt} for transaction in undecided for row in transaction.rows]
         self.streams[session].on_checks(pa.RecordBatch.from_pylist(rows, schema=schemas.CHECKS))
 
     # The link
@@ -163,47 +145,43 @@ class TwinLink(ParcelsByExchange):
     def action(self, name: str, request: Any, timeout: float) -> Json:
         """Run hello, session.open, groups.subscribe, topics.list, .offsets (no times) or .wait, else NOT_FOUND."""
         self.actions.append((name, request))
-        if self.away:
-            raise Unknown(Code.DISCONNECTED, "the twin is away")
+        self._check_there()
         with self._lock:
-            if name == "hello":
-                return {"protocol": 1, "shard": self.shard, "epoch": 1, "limits": self.limits}
-            if name == "session.open":
-                number = next(self._epochs)
-                self._sessions[number] = (request["group"], request["transactional"])
-                return {"session": number}
-            if name == "groups.subscribe":
-                self._subscribed[request["group"]] = request
-                return {"group": request["group"], "created": True}
-            if name == "topics.list":
-                return {"topics": [{"name": topic, "queues": [{"queue": 0}]} for topic in self.topics]}
-            if name in ("topics.offsets", "topics.wait"):
-                return self._offsets(request)
+            match name:
+                case "hello":
+                    return {"protocol": 1, "shard": self.shard, "epoch": 1, "limits": self.limits}
+                case "session.open":
+                    number = next(self._epochs)
+                    self._sessions[number] = request["group"]
+                    return {"session": number}
+                case "groups.subscribe":
+                    self._subscribed[request["group"]] = request["topics"]
+                    return {"group": request["group"], "created": True}
+                case "topics.list":
+                    return {"topics": [{"name": topic, "queues": [{"queue": 0}]} for topic in self.topics]}
+                case "topics.offsets" | "topics.wait":
+                    return self._offsets(request)
         raise error(Code.NOT_FOUND, name)
-
-    def _has_offset(self, topic: str, offset: int) -> bool:
-        return len(self.topics[topic]) > offset
 
     def _offsets(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the one queue of a topic; ``topics.wait`` waits until it has messages."""
         topic = request["topic"]
         if topic not in self.topics:
             raise error(Code.UNKNOWN_TOPIC)
-        for _, offset in request.get("after", ()):
-            if not self._published.wait_for(partial(self._has_offset, topic, offset), request["wait_ms"] / 1000):
-                return {"queues": []}
+        first = max((offset for _, offset in request.get("after", ())), default=-1)
+        if not self._published.wait_for(lambda: len(self.topics[topic]) > first, request.get("wait_ms", 0) / 1000):
+            return {"queues": []}
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
-    def read(self, request: ReadRequest) -> BatchStream:
+    def read(self, request: wire.ReadRequest) -> BatchStream:
         """Read a topic's messages from ``start`` to ``end``; with the faults of actions."""
-        if self.away:
-            raise Unknown(Code.DISCONNECTED, "the twin is away")
+        self._check_there()
         messages = self.topics[request["source"]]
         last = request.get("end")
         end = len(messages) if last is None else min(last, len(messages))
         rows = [self._delivery_row(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
         names = request.get("columns") or schemas.DELIVERY.names
-        every = read_schema(request["source"], damaged=DAMAGED_COLUMN in names)
+        every = wire.read_schema(request["source"], damaged=wire.DAMAGED_COLUMN in names)
         schema = pa.schema([every.field(name) for name in names])
         return BatchStream(schema, [pa.RecordBatch.from_pylist(rows, schema=schema)])
 
@@ -222,43 +200,44 @@ class TwinLink(ParcelsByExchange):
             if request.future.set_running_or_notify_cancel():
                 request.future.set_exception(Unknown(Code.CLOSED))
 
+    def _check_there(self) -> None:
+        if self.away:
+            raise Unknown(Code.DISCONNECTED, "the twin is away")
+
     # The broker
 
     def _answer(self, request: Request) -> None:
         if not request.future.set_running_or_notify_cancel():
             return
-        with self._lock:
-            if self.away:
-                request.future.set_exception(Unknown(Code.DISCONNECTED, "the twin is away"))
-                return
-            losses, refusals = self._losses[request.kind], self._refusals[request.kind]
-            lost = losses.popleft() if losses else None
-            refusal = refusals.popleft() if refusals else None
-            answer = None
-            if refusal is None and lost is not False:
-                answer = getattr(self, f"_{request.kind}")(request.batch, request.options)
-        if refusal is not None:
-            request.future.set_exception(refusal)
-        elif lost is not None:
-            request.future.set_exception(Unknown(Code.DISCONNECTED))
+        try:
+            with self._lock:
+                self._check_there()
+                losses, refusals = self._losses[request.kind], self._refusals[request.kind]
+                lost = losses.popleft() if losses else None
+                if refusals:
+                    raise refusals.popleft()
+                answer = None if lost is False else getattr(self, f"_{request.kind}")(request.batch, request.options)
+                if lost is not None:
+                    raise Unknown(Code.DISCONNECTED)
+        except EscrowError as problem:
+            request.future.set_exception(problem)
         else:
             request.future.set_result(answer)
 
     def _produce(self, batch: pa.RecordBatch, options: dict[str, Any], *, half: bool) -> pa.RecordBatch:
-        answers = []
+        answers = [self._produce_one(row, options, half) for row in batch.to_pylist()]
+        rows = [dict(zip(schemas.PRODUCED.names, answer, strict=True)) for answer in answers]
+        return pa.RecordBatch.from_pylist(rows, schema=ANSWER[Exchange.SEND])
+
+    def _produce_one(self, row: dict[str, Any], options: dict[str, Any], half: bool) -> tuple[Any, ...]:
         if self._is_unknown_session(options):
-            refused = dict(zip(schemas.PRODUCED.names, (Code.UNKNOWN_SESSION, -1, -1, -1, None), strict=True))
-            return pa.RecordBatch.from_pylist([refused] * batch.num_rows, schema=ANSWER[Exchange.SEND])
-        for row in batch.to_pylist():
-            name = row["topic"], row["message_id"]
-            content = [half, *(row[column] for column in ("key", "tag", "properties", "body"))]
-            if name not in self._known:
-                self._known[name] = content, self._store(row, options, half)
-            first, answer = self._known[name]
-            if first != content:
-                answer = Code.MESSAGE_ID_TAKEN, -1, -1, -1, None
-            answers.append(dict(zip(schemas.PRODUCED.names, answer, strict=True)))
-        return pa.RecordBatch.from_pylist(answers, schema=ANSWER[Exchange.SEND])
+            return (Code.UNKNOWN_SESSION, -1, -1, -1, None)
+        name = row["topic"], row["message_id"]
+        content = [half, *(row[column] for column in ("key", "tag", "properties", "body"))]
+        if name not in self._known:
+            self._known[name] = content, self._store(row, options, half)
+        first, answer = self._known[name]
+        return answer if first == content else (Code.MESSAGE_ID_TAKEN, -1, -1, -1, None)
 
     _send = partialmethod(_produce, half=False)
     _prepare = partialmethod(_produce, half=True)
@@ -270,7 +249,7 @@ class TwinLink(ParcelsByExchange):
         position = next(self._positions)
         if not half:
             return (Code.OK, position, 0, self._publish(row, position), None)
-        group, _ = self._sessions[options["session"]]
+        group = self._sessions[options["session"]]
         identity = row["transaction"] or bytes(TransactionId(self.shard, options["session"], position))
         transaction = self.transactions.setdefault(identity, TwinTransaction(group, []))
         if transaction.outcome is not None:
@@ -284,19 +263,16 @@ class TwinLink(ParcelsByExchange):
         return len(self.topics[row["topic"]]) - 1
 
     def _end(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
-        codes = [
-            Code.UNKNOWN_SESSION
-            if self._is_unknown_session(options)
-            else self._decide(row["transaction"], Outcome(row["outcome"]), options)
-            for row in batch.to_pylist()
-        ]
+        codes = [self._decide(row["transaction"], Outcome(row["outcome"]), options) for row in batch.to_pylist()]
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
 
     def _decide(self, identity: bytes, outcome: Outcome, options: dict[str, Any]) -> Code:
+        if self._is_unknown_session(options):
+            return Code.UNKNOWN_SESSION
         transaction = self.transactions.get(identity)
         if transaction is None:
             return Code.UNKNOWN_TRANSACTION
-        if self._sessions[options["session"]][0] != transaction.group:
+        if self._sessions[options["session"]] != transaction.group:
             return Code.WRONG_GROUP
         if outcome is Outcome.UNKNOWN:
             return Code.NOTED
@@ -313,17 +289,15 @@ class TwinLink(ParcelsByExchange):
 
     def _has_any(self, options: dict[str, Any]) -> bool:
         group = options["group"]
-        topics = self._subscribed[group]["topics"]
-        return bool(self._returned[group]) or any(
-            self._next_offsets[f"{group} {t}"] < len(self.topics[t]) for t in topics
-        )
+        ends = {f"{group} {topic}": len(self.topics[topic]) for topic in self._subscribed[group]}
+        return bool(self._returned[group]) or any(self._next_offsets[name] < end for name, end in ends.items())
 
     def _receive(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
         group, room = options["group"], options["max_messages"]
         found: list[tuple[str, int, int]] = []
         while self._returned[group] and len(found) < room:
             found.append(self._returned[group].popleft())
-        for topic in self._subscribed[group]["topics"]:
+        for topic in self._subscribed[group]:
             start = self._next_offsets[f"{group} {topic}"]
             end = min(len(self.topics[topic]), start + room - len(found))
             self._next_offsets[f"{group} {topic}"] = max(end, start)
@@ -344,10 +318,8 @@ class TwinLink(ParcelsByExchange):
         group = options["group"]
         codes = []
         for row in batch.to_pylist():
-            found = [
-                self._leased.get((group, row["lease"], offset))
-                for offset in range(row["start"], row["start"] + row["count"])
-            ]
+            offsets = range(row["start"], row["start"] + row["count"])
+            found = [self._leased.get((group, row["lease"], offset)) for offset in offsets]
             repeated = row["act"] == Act.ACK and (group, row["lease"], row["start"]) in self._settled
             codes.append(Code.OK if any(found) or repeated else Code.LEASE_LOST)
             for topic, offset, attempt in filter(None, found):
@@ -364,10 +336,10 @@ class TwinLink(ParcelsByExchange):
     def _answer_receives(self) -> None:
         """Answer a waiting receive if messages are available now."""
         with self._lock:
-            held = Exchange.RECEIVE in self._held
-            ready = [r for r in self._waiting if r.kind is Exchange.RECEIVE and not held and self._has_any(r.options)]
-            if not ready:
+            receives = [request for request in self._waiting if request.kind is Exchange.RECEIVE not in self._held]
+            ready = next((request for request in receives if self._has_any(request.options)), None)
+            if ready is None:
                 return
-            self._waiting.remove(ready[0])
-        self._answer(ready[0])
+            self._waiting.remove(ready)
+        self._answer(ready)
         self._answer_receives()

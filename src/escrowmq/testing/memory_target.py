@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +59,8 @@ class MemoryTarget:
         with self._lock:
             self.batches += 1
             stuck: set[str] = set()
-            codes = [self._accept(_from_row(row), stuck) for row in batch.to_pylist()]
+            rows = batch.select([field.name for field in fields(Taken)]).to_pylist(maps_as_pydicts="strict")
+            codes = [self._accept(Taken(**row), stuck) for row in rows]
         self.after()
         return np.array(codes, np.uint8)
 
@@ -70,20 +70,12 @@ class MemoryTarget:
     def _accept(self, taken: Taken, stuck: set[str]) -> Code:
         if taken.key in stuck:
             return Code.QUEUE_FULL
-        code = self.answer(taken)
+        code, first = self.answer(taken), taken
         if code is Code.OK and self._deduplicates:
             first = self._known.setdefault((taken.topic, taken.message_id), taken)
             code = Code.OK if first == taken else Code.MESSAGE_ID_TAKEN
-            if first is taken:
-                self.taken.append(taken)
-        elif code is Code.OK:
+        if code is Code.OK and first is taken:
             self.taken.append(taken)
         if code is not Code.OK and taken.key is not None:
             stuck.add(taken.key)
         return code
-
-
-def _from_row(row: dict[str, Any]) -> Taken:
-    pairs = row["properties"]
-    properties = None if pairs is None else dict(pairs)
-    return Taken(row["message_id"], row["topic"], row["key"], row["tag"], properties, row["body"], row["delay_us"])

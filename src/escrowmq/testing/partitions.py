@@ -7,7 +7,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from escrowmq.errors import Code, error
@@ -42,10 +43,8 @@ class MemoryKafka:
         self.base = MemoryTopic(f"{name}.base")
         self.refusal: Exception | None = None
         """Exception raised by :meth:`MemoryPartitions.check`."""
-        self.cluster = "memory"
-        """Cluster id returned by :meth:`MemoryPartitions.check`."""
-        self.hosts = ""
-        """Prefix of :attr:`MemoryPartitions.name`."""
+        self.cluster = "memory"  # cluster id returned by MemoryPartitions.check
+        self.hosts = ""  # prefix of MemoryPartitions.name
         self.away = False
         """Whether all nodes are unreachable: no responses, and nothing is stored."""
 
@@ -57,23 +56,27 @@ class MemoryKafka:
         """Return one more opener of the log's partition."""
         return MemoryPartition(self, self.log)
 
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Context manager: change the state under its lock, and wake waiters."""
+        with self.changed:
+            yield
+            self.changed.notify_all()
+
     def set_away(self, away: bool) -> None:
         """Make all nodes unreachable, or reachable."""
-        with self.changed:
+        with self.change():
             self.away = away
-            self.changed.notify_all()
 
     def write(self, *records: bytes) -> None:
         """Store records unchanged, as if another process sent them."""
-        with self.changed:
+        with self.change():
             self.log.records += records
-            self.changed.notify_all()
 
     def lose(self, count: int) -> None:
         """Lose the last ``count`` records of the log, like an unclean election."""
-        with self.changed:
+        with self.change():
             del self.log.records[len(self.log.records) - count :]
-            self.changed.notify_all()
 
 
 class MemoryPartitions:
@@ -100,9 +103,8 @@ class MemoryPartitions:
         return self._kafka.cluster
 
     def close(self) -> None:
-        with self._kafka.changed:
+        with self._kafka.change():
             self._closed = True
-            self._kafka.changed.notify_all()
         for partition in self.opened:
             partition.close()
 
@@ -147,7 +149,7 @@ class MemoryPartition:
 
     def change(self, **faults: object) -> None:
         """Set some of the faults, and wake waiters."""
-        with self._changed:
+        with self._kafka.change():
             for name, value in faults.items():
                 if name.startswith("_") or name not in vars(self):
                     raise AttributeError(name)
@@ -155,7 +157,6 @@ class MemoryPartition:
             if self.failure is not None:
                 self._sending.clear()
             self._send()
-            self._changed.notify_all()
 
     def land(self, count: int = 1 << 30) -> int:
         """Store the next ``count`` records in flight, despite faults and even after ``close``. Returns their number."""
@@ -174,12 +175,11 @@ class MemoryPartition:
         return self._topic.name
 
     def produce(self, number: int, record: bytes) -> None:
-        with self._changed:
+        with self._kafka.change():
             self._check()
             if self.failure is not None:
                 raise self.failure
             self._sending.append((number, bytes(record)))
-            self._changed.notify_all()
             self._send()
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
@@ -210,14 +210,12 @@ class MemoryPartition:
 
     def ends(self, timeout: float) -> tuple[int, int]:
         with self._changed:
-            if not self._wait_for(self._can_answer, timeout):
-                raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
+            self._wait_for_answer(timeout)
             return self._topic.first, self._topic.next
 
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
         with self._changed:
-            if not self._wait_for(self._can_answer, timeout):
-                raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
+            self._wait_for_answer(timeout)
             topic = self._topic
             if offset > topic.next:
                 raise error(Code.BAD_ARGUMENT, f"{self.name} ends at offset {topic.next}, before {offset}")
@@ -225,9 +223,8 @@ class MemoryPartition:
             topic.first = max(offset, topic.first)
 
     def close(self) -> None:
-        with self._changed:
+        with self._kafka.change():
             self._closed = True
-            self._changed.notify_all()
 
     def _can_answer(self) -> bool:
         return not (self.cut_off or self.silent or self._kafka.away)
@@ -243,13 +240,16 @@ class MemoryPartition:
         landed = 0
         while self._sending and landed < count and (forced or not (self.cut_off or self.slow or self._kafka.away)):
             number, record = self._sending.popleft()
+            self._reports.append((number, UNKNOWN_OFFSET if number in self.unknown else self._topic.next))
             self._topic.records.append(record)
-            offset = self._topic.next - 1
-            self._reports.append((number, UNKNOWN_OFFSET if number in self.unknown else offset))
             landed += 1
         if landed:
             self._changed.notify_all()
         return landed
+
+    def _wait_for_answer(self, timeout: float) -> None:
+        if not self._wait_for(self._can_answer, timeout):
+            raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until a condition holds, at most ``timeout`` seconds. Raises Unknown(CLOSED) if it is closed."""
