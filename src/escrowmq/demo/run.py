@@ -52,7 +52,7 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
 
 def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
     """Run on one broker. The audit reads the log from the broker's folder, after the broker has ended."""
-    _describe(folder, LOG)
+    _write_manifest(folder, LOG)
     brokers = OneBroker(folder)
     with closing(Director(options, folder, orders, screen, brokers)) as director:
         with screen.running(orders.num_rows, brokers.description, folder):
@@ -68,7 +68,7 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
         with screen.waiting("starting Kafka"):
             address = stack.enter_context(run_kafka(folder))
         brokers = LeaderAndStandby(folder, address)
-        _describe(folder, brokers.url)
+        _write_manifest(folder, brokers.url)
         with closing(Director(options, folder, orders, screen, brokers)) as director:
             with screen.running(orders.num_rows, brokers.description, folder):
                 director.direct()
@@ -76,7 +76,7 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
             director.end()
         with screen.waiting("copying the log out of Kafka"):
             copy_log(address, folder)
-    _describe(folder, LOG)
+    _write_manifest(folder, LOG)
     return verdict
 
 
@@ -95,7 +95,7 @@ def _log_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def _describe(folder: Path, log: str) -> None:
+def _write_manifest(folder: Path, log: str) -> None:
     """Write the manifest; ``log``: the broker's data folder in the run folder, or a URL."""
     (folder / "manifest.json").write_text(json.dumps(manifest(log), indent=2) + "\n")
 

@@ -107,13 +107,13 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         console.print(f"the log does not begin at its first message: {begin}", soft_wrap=True)
     if verdict.incomplete:
         console.print(f"[yellow]the log may be incomplete:[/] {escape(verdict.incomplete)}", soft_wrap=True)
-    if verdict.findings:
+    if findings := verdict.findings[:_MOST_FINDINGS]:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
-        for finding in verdict.findings[:_MOST_FINDINGS]:
+        for finding in findings:
             counts = (str(finding.expected), str(finding.found))
             table.add_row(f"[red]{finding.kind}[/]", finding.id, finding.between, *counts)
         console.print(table)
-        for finding in verdict.findings[:_MOST_FINDINGS]:
+        for finding in findings:
             if finding.reason:
                 console.print(f"{escape(finding.id)}: {escape(finding.reason)}", soft_wrap=True)
         if verdict.findings_in_all > _MOST_FINDINGS:

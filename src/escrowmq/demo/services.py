@@ -35,23 +35,22 @@ POINTS = Kind("points", POINTS_TOPIC, "points.db", POINTS_DB, "points_earned", P
 KINDS = {kind.name: kind for kind in (CART, POINTS)}
 
 
-class Service:
+class Service(Database):
     """Applies batches of messages; a batch's effects and records of handled ids share a database transaction."""
 
     def __init__(self, kind: Kind, folder: Path) -> None:
+        super().__init__(folder / kind.database, kind.schema + RECEIVE_LOG)
         self._kind = kind
-        self._database = Database(folder / kind.database, kind.schema + RECEIVE_LOG)
-        self.close = self._database.close
 
     def applied(self) -> int:
         """Return the number of effects in the database."""
-        with self._database.using() as connection:
+        with self.using() as connection:
             return int(connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
 
     def apply(self, batch: pa.RecordBatch) -> int:
         """Apply new messages. Returns their number. Durable when it returns."""
         columns = (batch.column(name).to_pylist() for name in ("message_id", "key", "body"))
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             return sum(
                 self._apply_one(connection, message_id.hex(), key, json.loads(body))
                 for message_id, key, body in zip(*columns, strict=True)

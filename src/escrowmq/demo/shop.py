@@ -29,21 +29,20 @@ class OrderCancelled(Exception):
     """Rejection of an order by its local transaction."""
 
 
-class OrdersDatabase:
+class OrdersDatabase(Database):
     """The database ``orders.db``: orders, and the outcome of each transaction; one database transaction per order."""
 
     def __init__(self, path: Path) -> None:
-        self._database = Database(path, ORDERS_DB)
-        self.close = self._database.close
+        super().__init__(path, ORDERS_DB)
 
     def placed(self) -> set[str]:
         """Return the ids of all orders."""
-        with self._database.using() as connection:
+        with self.using() as connection:
             return {row[0] for row in connection.execute("SELECT order_id FROM orders")}
 
     def place(self, order: Order, transaction_id: str) -> None:
         """Run the local transaction. Raises OrderCancelled, or IntegrityError if a check-back has settled it before."""
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             insert(connection, "orders", order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
             insert(connection, "trans_barrier", transaction_id, order["order_id"], COMMITTED)
             if order["cancelled"]:
@@ -51,7 +50,7 @@ class OrdersDatabase:
 
     def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
         """Return the outcome of a transaction; one without a trace is settled as rolled back."""
-        with self._database.using() as connection:
+        with self.using() as connection:
             insert(connection, "trans_barrier", transaction_id, order_id, ROLLED_BACK, repeat_ok=True)
             look = "SELECT outcome FROM trans_barrier WHERE transaction_id = ?"
             row = connection.execute(look, (transaction_id,)).fetchone()
