@@ -27,11 +27,11 @@ def read_less_of_a_range_that_was_purged(plant: Plant) -> None:
 @bug(
     "Spark",
     PLANNING + "test_a_batch_that_runs_again_begins_where_its_end_noted_and_says_if_that_has_left_the_log",
-    "assert ranges([partition(0, 2, 20)], begun({}, end), ends(end)) == [OffsetRange(partition(",
+    "assert ranges([partition(0, 2, 20)], find_starts({}, end), ends(end)) == [OffsetRange(partition(",
 )
 def look_anew_for_where_a_batch_begins(plant: Plant) -> None:
-    @plant.instead(planning, "begun")
-    def begun(start: Any, end: Any) -> Any:
+    @plant.instead(planning, "find_starts")
+    def find_starts(start: Any, end: Any) -> Any:
         return planning.ends(start)
 
 
@@ -54,10 +54,10 @@ def cut_ranges_that_overlap(plant: Plant) -> None:
     "assert all(taken[name] for name in at if end[name] > at[name])",
 )
 def take_the_whole_limit_from_the_first_queue(plant: Plant) -> None:
-    real = planning.limited
+    real = planning.limit_rows
 
-    @plant.instead(planning, "limited")
-    def limited(start: Any, end: Any, rows: Any) -> Any:
+    @plant.instead(planning, "limit_rows")
+    def limit_rows(start: Any, end: Any, rows: Any) -> Any:
         full = real(start, end, None)
         if rows is None:
             return full

@@ -8,14 +8,14 @@ from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.spark.planning import (
     OffsetRange,
     TopicPartition,
-    begun,
+    add_beginnings,
     cut,
     ends,
+    find_starts,
     first_offsets,
     known_start,
     last_offsets,
-    limited,
-    noted,
+    limit_rows,
     ranges,
 )
 
@@ -79,19 +79,19 @@ def test_a_queue_that_came_since_is_read_from_its_first_message():
 
 @pytest.mark.invariant("I41")
 def test_a_batch_that_runs_again_begins_where_its_end_noted_and_says_if_that_has_left_the_log():
-    end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
+    end = add_beginnings({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
     assert ends(end) == {"t/0000002a/0": 9}
-    assert ranges([partition(0, 2, 20)], begun({}, end), ends(end)) == [OffsetRange(partition(0, 2, 20), 4, 9)]
+    assert ranges([partition(0, 2, 20)], find_starts({}, end), ends(end)) == [OffsetRange(partition(0, 2, 20), 4, 9)]
     with pytest.raises(Rejected) as purged:
-        ranges([partition(0, 5, 20)], begun({}, end), ends(end))
+        ranges([partition(0, 5, 20)], find_starts({}, end), ends(end))
     assert purged.value.code is Code.RANGE_PURGED
 
 
 def test_what_a_batch_before_has_read_counts_more_than_a_note():
-    end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
-    assert begun(end, end) == ends(end)
-    later = noted({"t/0000002a/0": 9, "t/0000002a/1": 5}, {"t/0000002a/1": 2})
-    assert begun(end, later) == {"t/0000002a/0": 9, "t/0000002a/1": 2}
+    end = add_beginnings({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
+    assert find_starts(end, end) == ends(end)
+    later = add_beginnings({"t/0000002a/0": 9, "t/0000002a/1": 5}, {"t/0000002a/1": 2})
+    assert find_starts(end, later) == {"t/0000002a/0": 9, "t/0000002a/1": 2}
 
 
 @given(partitions, st.integers(1, 20))
@@ -109,7 +109,7 @@ def test_a_limited_batch_takes_no_more_than_it_may_and_starves_nobody_for_ever(t
     start, end = first_offsets(there, "earliest"), last_offsets(there, "latest")
     at, rounds = dict(start), 0
     while at != end:
-        following = limited(at, end, rows)
+        following = limit_rows(at, end, rows)
         taken = {name: following[name] - at[name] for name in at}
         assert sum(taken.values()) == min(rows, sum(end[name] - at[name] for name in at))
         assert all(at[name] <= following[name] <= end[name] for name in at)
@@ -122,4 +122,4 @@ def test_a_limited_batch_takes_no_more_than_it_may_and_starves_nobody_for_ever(t
 @given(partitions)
 def test_without_a_limit_everything_is_taken(there):
     end = last_offsets(there, "latest")
-    assert limited(first_offsets(there, "earliest"), end, None) == end
+    assert limit_rows(first_offsets(there, "earliest"), end, None) == end

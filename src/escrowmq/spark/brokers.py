@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -43,31 +44,28 @@ def open_links(url: str, token_file: str | None = None) -> Sequence[Link]:
     return links(url, {"read_only": True} if url.startswith("file:") else {"token_file": token_file})
 
 
-def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
-    """Return all topic partitions of the sources, ordered by name.
+@contextmanager
+def opened(url: str, token_file: str | None = None) -> Iterator[Sequence[Link]]:
+    """Context manager: open links, and close them at the end."""
+    found = open_links(url, token_file)
+    try:
+        yield found
+    finally:
+        for link in found:
+            link.close()
 
-    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) if a broker is unavailable, Misuse(BAD_URL) if two addresses are the same
-    broker, Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has, and Misuse(FOLDER_IN_USE) for a
-    folder that may be incomplete, if the options refuse that.
-    """
+
+def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
+    """Return all topic partitions of the sources, ordered by name. Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) if a broker
+    is unavailable, Misuse(BAD_URL) if two addresses are the same broker, Misuse(BAD_SETTING) for a queue of option
+    ``queues`` that no topic has, and Misuse(FOLDER_IN_USE) for a folder that may be incomplete, if the options refuse
+    that."""
     deadline = time.monotonic() + options.timeout
     if options.refuse_incomplete and (what := describe_missing(found)):
         raise Misuse(Code.FOLDER_IN_USE, what)
     shards = [patient_action(link, HELLO({}), deadline)["shard"] for link in found]
-    made: list[TopicPartition] = []
-    for source in options.sources:
-        there: list[TopicPartition] = []
-        missing: EscrowError | None = None
-        for link, shard in zip(found, shards, strict=True):
-            try:
-                there += _list_partitions_at(link, shard, source, options, deadline)
-            except EscrowError as problem:
-                if problem.code is not Code.UNKNOWN_TOPIC:
-                    raise
-                missing = problem
-        if not there and missing is not None:
-            raise missing
-        made += there
+    listed = [_list_broker(link, shard, options, deadline) for link, shard in zip(found, shards, strict=True)]
+    made = _merge(listed, options.sources, ())
     if len({partition.name for partition in made}) < len(made):
         raise error(Code.BAD_URL, "two of the addresses are the same broker")
     if absent := sorted(set(options.queues) - {partition.queue for partition in made}):
@@ -82,51 +80,59 @@ def describe_missing(found: Sequence[Link]) -> str:
 
 
 def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPartition], list[Missing]]:
-    """Return the topic partitions at the available brokers, ordered by name, and the missing brokers.
-
-    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a source has no available partition while a broker is missing,
-    Unknown if no broker answers within the timeout, and Misuse(BAD_URL) if two addresses are the same broker.
-    """
+    """Return the topic partitions at the available brokers, ordered by name, and the missing brokers. Raises
+    UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a source has no available partition while a broker is missing, Unknown if
+    no broker answers within the timeout, and Misuse(BAD_URL) if two addresses are the same broker."""
     deadline = time.monotonic() + options.timeout
 
-    def list_broker(number: int) -> dict[str, list[TopicPartition] | EscrowError]:
+    def list_broker(number: int) -> _Listed:
         shard = router.ask(number, HELLO({}), deadline)["shard"]
         router.learn_shard(number, shard)
-        made: dict[str, list[TopicPartition] | EscrowError] = {}
-        for source in options.sources:
-            try:
-                made[source] = list(_list_partitions_at(router.links[number], shard, source, options, deadline))
-            except EscrowError as problem:
-                if problem.code is not Code.UNKNOWN_TOPIC:
-                    raise
-                made[source] = problem
-        return made
+        return _list_broker(router.links[number], shard, options, deadline)
 
     answers = router.every(list_broker, options.timeout)
-    there: list[TopicPartition] = []
+    return sorted(_merge(answers.values, options.sources, answers.missing)), answers.missing
+
+
+_Listed = dict[str, list[TopicPartition] | EscrowError]
+"""By source: its partitions at one broker, or UNKNOWN_TOPIC."""
+
+
+def _list_broker(link: Link, shard: int, options: ReadOptions, deadline: float) -> _Listed:
+    made: _Listed = {}
     for source in options.sources:
-        found = [answer[source] for answer in answers.values]
-        problem = next((one for one in found if isinstance(one, EscrowError)), None)
+        try:
+            made[source] = list(_list_partitions(link, shard, source, options, deadline))
+        except EscrowError as problem:
+            if problem.code is not Code.UNKNOWN_TOPIC:
+                raise
+            made[source] = problem
+    return made
+
+
+def _merge(listed: Sequence[_Listed], sources: Sequence[str], missing: Sequence[Missing]) -> list[TopicPartition]:
+    """Return the partitions of all brokers. Raises the error of a source without partitions."""
+    there: list[TopicPartition] = []
+    for source in sources:
+        found = [at_broker[source] for at_broker in listed]
         mine = [partition for one in found if not isinstance(one, EscrowError) for partition in one]
-        if not mine and answers.missing:
-            raise away(answers.missing, f"no partition of {source} is there")
-        if not mine and problem is not None:
-            raise problem
+        if not mine and missing:
+            raise away(missing, f"no partition of {source} is there")
+        if not mine and (problems := [one for one in found if isinstance(one, EscrowError)]):
+            raise problems[-1]
         there += mine
-    return sorted(there), answers.missing
+    return there
 
 
-def _list_partitions_at(
+def _list_partitions(
     link: Link, shard: int, source: str, options: ReadOptions, deadline: float
 ) -> Iterator[TopicPartition]:
     if source.startswith(DEAD_LETTER_PREFIX):  # no order that lasts: read as a whole
         yield TopicPartition(source, shard, 0, link.address, 0, 1, 0, 1)
         return
-    asked: list[AskOffsets] = [
-        {"topic": source, "time_us": at} if isinstance(at, int) else {"topic": source}
-        for at in (options.start, options.end)
-    ]
-    starts, ends = (patient_action(link, OFFSETS(request), deadline)["queues"] for request in asked)
+    times = [{"time_us": at} if isinstance(at, int) else {} for at in (options.start, options.end)]
+    requests = [cast(AskOffsets, {"topic": source, **time}) for time in times]
+    starts, ends = (patient_action(link, OFFSETS(request), deadline)["queues"] for request in requests)
     for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is read next time
         if options.queues and one["queue"] not in options.queues:
             continue
@@ -142,11 +148,9 @@ def read(
     timeout: float,
     token_file: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
-
-    If the broker becomes unavailable, the read waits up to ``timeout`` seconds without a row, then continues where it
-    stopped. Raises Unknown(DISCONNECTED) after that, and the errors of a rejected read.
-    """
+    """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order. If the
+    broker becomes unavailable, the read waits up to ``timeout`` seconds without a row, then continues where it stopped.
+    Raises Unknown(DISCONNECTED) after that, and the errors of a rejected read."""
     counter = _find_counter(wanted.partition.source)
     asked = columns if counter is None or counter in columns else [*columns, counter]
     start, deadline = wanted.start, time.monotonic() + timeout
@@ -179,17 +183,16 @@ def _make_request(wanted: OffsetRange, start: int, columns: list[str], filters: 
 
 
 def _get_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> Link:
-    """Return this process's link to the broker of the range.
-
-    A folder shows one moment: it is opened again if it ends before the range. Raises Unknown(TIMED_OUT) if it still
-    does after ``timeout`` seconds, because the read would return fewer rows than planned.
-    """
+    """Return this process's link to the broker of the range. A folder shows one moment: it is opened again if it ends
+    before the range. Raises Unknown(TIMED_OUT) if it still does after ``timeout`` seconds, because the read would
+    return fewer rows than planned."""
     address, deadline = wanted.partition.broker, time.monotonic() + timeout
+    in_folder = address.startswith("file:")
     with _lock:
         link = _links.get((address, token_file))
-        if link is None or (address.startswith("file:") and not _has_range(link, wanted)):
+        if link is None or (in_folder and not _has_range(link, wanted)):
             link = _open_link(wanted, timeout, token_file)
-            while address.startswith("file:") and not (_reads_whole_source(wanted) or _has_range(link, wanted)):
+            while in_folder and not (_reads_whole_source(wanted) or _has_range(link, wanted)):
                 if time.monotonic() > deadline:
                     raise Unknown(Code.TIMED_OUT, f"the folder ends before that. {describe_missing([link])}".strip())
                 time.sleep(_PAUSE)
@@ -200,11 +203,8 @@ def _get_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> Li
 
 def _open_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> Link:
     """Return a new link to the broker or folder of the range, after checking that its shard is the one that the driver
-    planned with.
-
-    ``file:FOLDER`` and ``127.0.0.1`` mean something else on another machine. Raises Misuse(BAD_URL) for another shard,
-    the error of opening a path that is no data folder, and Unknown(TIMED_OUT).
-    """
+    planned with. ``file:FOLDER`` and ``127.0.0.1`` mean something else on another machine. Raises Misuse(BAD_URL) for
+    another shard, the error of opening a path that is no data folder, and Unknown(TIMED_OUT)."""
     address, host = wanted.partition.broker, socket.gethostname()
     try:
         [link] = open_links(address, token_file)
@@ -216,10 +216,9 @@ def _open_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> L
     try:
         shard = patient_action(link, HELLO({}), time.monotonic() + timeout)["shard"]
         if shard != wanted.partition.shard:
-            what = (
-                f"{address} as {host} knows it is shard {shard:08x}, for the driver it is {wanted.partition.shard:08x}"
-            )
-            raise Misuse(Code.BAD_URL, f"{what}; {_SAME_FOLDER if address.startswith('file:') else _SAME_ADDRESS}")
+            rest = _SAME_FOLDER if address.startswith("file:") else _SAME_ADDRESS
+            what = f"{address} as {host} knows it is shard {shard:08x}"
+            raise Misuse(Code.BAD_URL, f"{what}, for the driver it is {wanted.partition.shard:08x}; {rest}")
     except BaseException:
         link.close()
         raise

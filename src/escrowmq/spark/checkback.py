@@ -49,11 +49,9 @@ def find_last_commit(checkpoint: str) -> datetime | None:
 
 
 def list_commits(checkpoint: str) -> list[datetime]:
-    """Return the commit times of the batches that the checkpoint lists, in no order. Raises Unreadable.
-
-    A process with a Spark session reads through Hadoop: any file system, with Spark's settings and credentials.
-    Processes of executors cannot use Java, so they read through Arrow.
-    """
+    """Return the commit times of the batches that the checkpoint lists, in no order. Raises Unreadable. A process with
+    a Spark session reads through Hadoop: any file system, with Spark's settings and credentials. Processes of executors
+    cannot use Java, so they read through Arrow."""
     why = ""
     for list_files in (_list_by_spark, _list_by_arrow):
         try:
@@ -125,6 +123,5 @@ def _list_by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
         return None
     folder = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/commits")
     files = folder.getFileSystem(context._jsc.hadoopConfiguration()).listStatus(folder)
-    return [
-        (file.getPath().getName(), datetime.fromtimestamp(file.getModificationTime() / 1000, UTC)) for file in files
-    ]
+    seconds = {file.getPath().getName(): file.getModificationTime() / 1000 for file in files}
+    return [(name, datetime.fromtimestamp(at, UTC)) for name, at in seconds.items()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +74,108 @@ _OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 """Views whose rows the broker can filter by consumer group."""
 
 
+def _parse_start(name: str, text: str, words: tuple[str, ...]) -> Start:
+    """Parse a word, a time, or offsets by topic partition."""
+    word = text.strip().lower()
+    if word in words:
+        return word
+    if word.startswith("{"):
+        return _parse_offsets(name, text)
+    return _parse_time(name, text, f"{', '.join(words)}, {_A_TIME}, or JSON {{partition: offset}}")
+
+
+def _parse_time(name: str, text: str, right: str = _A_TIME) -> int:
+    """Convert a time (ISO 8601; UTC if it has no zone) to microseconds since 1970. Raises Misuse(BAD_SETTING) with the
+    valid forms, ``right``."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", right) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def _parse_offsets(name: str, text: str) -> dict[str, int]:
+    try:
+        found: Any = json.loads(text)
+    except ValueError as problem:
+        raise Misuse(Code.BAD_SETTING, f"{name} is not JSON: {problem}") from None
+    if not found or any(isinstance(at, bool) or not isinstance(at, int) or at < 0 for at in found.values()):
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", 'offsets look like {"orders/0000002a/0": 100}')
+    return dict(found)
+
+
+def _parse_names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(","))
+
+
+def _parse_tags(name: str, text: str) -> tuple[str, ...]:
+    if not (found := tuple(tag for tag in text.split("||") if tag)):
+        raise Misuse(Code.BAD_SETTING, f"tags = {text!r}", "tags with || between")
+    return found
+
+
+def _parse_queues(name: str, text: str) -> tuple[int, ...]:
+    parts = _parse_names(name, text)
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise Misuse(Code.BAD_SETTING, f"queues = {text!r}", "numbers of queues with commas between, such as 0,3")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _parse_count(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a whole number, at least 1")
+    return int(text)
+
+
+def _parse_seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a positive number of seconds")
+    return seconds
+
+
+def _is_second(words: tuple[str, str], name: str, text: str) -> bool:
+    """Parse an option with two valid words."""
+    if (word := text.strip().lower()) not in words:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", " or ".join(words))
+    return word == words[1]
+
+
+def _option(option: str, default: Any = None, parse: Callable[[str, str], Any] = lambda name, text: text) -> Any:
+    """Return a dataclass field that an option sets, by the parser of its text."""
+    return field(default=default, metadata={"option": option, "parse": parse})
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options of a read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and
-    ``stored_until`` in
-    microseconds since 1970. ``queues`` empty: all."""
+    ``stored_until`` in microseconds since 1970. ``queues`` empty: all."""
 
     url: str
     sources: tuple[str, ...]
     start: Start = EARLIEST
     end: Start = LATEST
-    columns: tuple[str, ...] | None = None
-    partition_rows: int = 250_000
-    trigger_rows: int | None = None
-    key: str | None = None
-    tags: tuple[str, ...] = ()
-    queues: tuple[int, ...] = ()
-    stored_from: int | None = None
-    stored_until: int | None = None
-    group: str | None = None
-    refuse_incomplete: bool = False
-    token_file: str | None = None
-    timeout: float = 30.0
+    columns: tuple[str, ...] | None = _option("columns", None, _parse_names)
+    partition_rows: int = _option("maxRowsPerPartition", 250_000, _parse_count)
+    trigger_rows: int | None = _option("maxRowsPerTrigger", None, _parse_count)
+    key: str | None = _option("key")
+    tags: tuple[str, ...] = _option("tags", (), _parse_tags)
+    queues: tuple[int, ...] = _option("queues", (), _parse_queues)
+    stored_from: int | None = _option("storedFrom", None, _parse_time)
+    stored_until: int | None = _option("storedUntil", None, _parse_time)
+    group: str | None = _option("group")
+    refuse_incomplete: bool = _option("incomplete", False, partial(_is_second, ("warn", "refuse")))
+    token_file: str | None = _option("tokenFile")
+    timeout: float = _option("timeout", 30.0, _parse_seconds)
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`), which the broker applies.
-
-        System views have no offsets by time, so for them times in ``start`` and ``end`` become filters, too.
-        """
+        """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`), which the broker applies. System
+        views have no offsets by time, so for them times in ``start`` and ``end`` become filters, too."""
         view = self.sources[0].startswith("%")
         since, until = (at if view and isinstance(at, int) else None for at in (self.start, self.end))
         wanted = {
@@ -119,14 +193,14 @@ class WriteOptions:
     """Options of a write. Times are in seconds."""
 
     url: str
-    topic: str | None = None
-    group: str | None = None
-    write_id: str | None = None
-    immunity: float = 3600.0
-    token_file: str | None = None
-    timeout: float = 30.0
-    checkpoint: str | None = None
-    adopt: bool = False
+    topic: str | None = _option("topic")
+    group: str | None = _option("group")
+    write_id: str | None = _option("write_id")
+    immunity: float = _option("immunity", 3600.0, _parse_seconds)
+    token_file: str | None = _option("tokenFile")
+    timeout: float = _option("timeout", 30.0, _parse_seconds)
+    checkpoint: str | None = _option("checkpointLocation")
+    adopt: bool = _option("adopt", False, partial(_is_second, ("false", "true")))
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
@@ -140,43 +214,32 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
     if len(set(sources)) < len(sources):
         raise Misuse(Code.BAD_SETTING, f"option 'topic' names a topic twice: {given['topic']!r}")
     if streaming and "end" in given:
-        raise Misuse(
-            Code.BAD_SETTING, "a stream has no 'end'", "use trigger(availableNow=True) to stop at what is there"
-        )
+        hint = "use trigger(availableNow=True) to stop at what is there"
+        raise Misuse(Code.BAD_SETTING, "a stream has no 'end'", hint)
     if not streaming and "maxrowspertrigger" in given:
-        raise Misuse(
-            Code.BAD_SETTING, "'maxRowsPerTrigger' is of streams", "maxRowsPerPartition cuts the ranges of a batch"
-        )
+        hint = "maxRowsPerPartition cuts the ranges of a batch"
+        raise Misuse(Code.BAD_SETTING, "'maxRowsPerTrigger' is of streams", hint)
     _check_filters(sources[0], given)
-    columns = tuple(name.strip() for name in given["columns"].split(",")) if "columns" in given else None
     return ReadOptions(
         url=_read_url(given),
         sources=sources,
-        start=_read_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
-        end=_read_start("end", given.get("end", LATEST), (LATEST,)),
-        columns=columns,
-        partition_rows=_read_count("maxRowsPerPartition", given, 250_000),
-        trigger_rows=_read_count("maxRowsPerTrigger", given, None),
-        key=given.get("key"),
-        tags=_read_tags(given),
-        queues=_read_queues(given),
-        stored_from=_read_time("storedFrom", given),
-        stored_until=_read_time("storedUntil", given),
-        group=given.get("group"),
-        refuse_incomplete=_read_word("incomplete", given, ("warn", "refuse")) == "refuse",
-        token_file=given.get("tokenfile"),
-        timeout=_read_seconds("timeout", given, 30.0),
+        start=_parse_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
+        end=_parse_start("end", given.get("end", LATEST), (LATEST,)),
+        **_parse_each(given, ReadOptions),
     )
 
 
 def _check_filters(source: str, given: Mapping[str, str]) -> None:
     """Raise Misuse(BAD_SETTING) for a filter that the broker cannot apply to this source."""
-    if source in _WITHOUT_KEYS and (name := next((one for one in ("key", "tags") if one in given), None)):
-        raise Misuse(Code.BAD_SETTING, f"{source} has no option {name!r}", "filter its rows with where(...)")
-    if source.startswith("%") and "queues" in given:
-        raise Misuse(Code.BAD_SETTING, f"{source} has no option 'queues'", "filter its rows with where(...)")
-    if source not in _OF_GROUPS and "group" in given:
-        raise Misuse(Code.BAD_SETTING, f"{source} has no option 'group'", f"{' and '.join(_OF_GROUPS)} have")
+    filtered = "filter its rows with where(...)"
+    for names, is_unfit, hint in (
+        (("key", "tags"), source in _WITHOUT_KEYS, filtered),
+        (("queues",), source.startswith("%"), filtered),
+        (("group",), source not in _OF_GROUPS, f"{' and '.join(_OF_GROUPS)} have"),
+    ):
+        for name in names:
+            if is_unfit and name in given:
+                raise Misuse(Code.BAD_SETTING, f"{source} has no option {name!r}", hint)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -185,20 +248,9 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     given = _select_known(options, WRITING)
     url = _read_url(given)
     if url.startswith("file:"):
-        raise Misuse(
-            Code.BAD_URL, f"{url!r}: many processes cannot write to one folder", "start `escrowmq serve` on it"
-        )
-    return WriteOptions(
-        url=url,
-        topic=given.get("topic"),
-        group=given.get("group"),
-        write_id=given.get("write_id"),
-        immunity=_read_seconds("immunity", given, 3600.0),
-        token_file=given.get("tokenfile"),
-        timeout=_read_seconds("timeout", given, 30.0),
-        checkpoint=given.get("checkpointlocation"),
-        adopt=_read_word("adopt", given, ("false", "true")) == "true",
-    )
+        text = f"{url!r}: many processes cannot write to one folder"
+        raise Misuse(Code.BAD_URL, text, "start `escrowmq serve` on it")
+    return WriteOptions(url=url, **_parse_each(given, WriteOptions))
 
 
 def _select_known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
@@ -232,88 +284,10 @@ def absolute(url: str) -> str:
     return f"file:{Path(url.removeprefix('file:')).absolute()}" if url.startswith("file:") else url
 
 
-def _read_start(name: str, text: str, words: tuple[str, ...]) -> Start:
-    """Parse a word, a time, or offsets by topic partition."""
-    word = text.strip().lower()
-    if word in words:
-        return word
-    if word.startswith("{"):
-        return _parse_offsets(name, text)
-    return _parse_time(name, text, f"{', '.join(words)}, {_A_TIME}, or JSON {{partition: offset}}")
-
-
-def _read_time(name: str, given: Mapping[str, str]) -> int | None:
-    text = given.get(name.lower())
-    return None if text is None else _parse_time(name, text, _A_TIME)
-
-
-def _parse_time(name: str, text: str, right: str) -> int:
-    """Convert a time (ISO 8601; UTC if it has no zone) to microseconds since 1970.
-
-    Raises Misuse(BAD_SETTING) with the valid forms, ``right``.
-    """
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", right) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-
-
-def _read_tags(given: Mapping[str, str]) -> tuple[str, ...]:
-    text = given.get("tags")
-    if text is None:
-        return ()
-    if not (found := tuple(tag for tag in text.split("||") if tag)):
-        raise Misuse(Code.BAD_SETTING, f"tags = {text!r}", "tags with || between")
+def _parse_each(given: Mapping[str, str], kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
+    """Return the fields of the given options."""
+    found = {}
+    for one in fields(kind):
+        if one.metadata and (text := given.get(one.metadata["option"].lower())) is not None:
+            found[one.name] = one.metadata["parse"](one.metadata["option"], text)
     return found
-
-
-def _read_queues(given: Mapping[str, str]) -> tuple[int, ...]:
-    text = given.get("queues")
-    if text is None:
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and part.isascii() for part in parts):
-        raise Misuse(Code.BAD_SETTING, f"queues = {text!r}", "numbers of queues with commas between, such as 0,3")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _parse_offsets(name: str, text: str) -> dict[str, int]:
-    try:
-        found: Any = json.loads(text)
-    except ValueError as problem:
-        raise Misuse(Code.BAD_SETTING, f"{name} is not JSON: {problem}") from None
-    if not found or any(isinstance(at, bool) or not isinstance(at, int) or at < 0 for at in found.values()):
-        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", 'offsets look like {"orders/0000002a/0": 100}')
-    return dict(found)
-
-
-def _read_count(name: str, given: Mapping[str, str], default: Any) -> Any:
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a whole number, at least 1")
-    return int(text)
-
-
-def _read_word(name: str, given: Mapping[str, str], words: tuple[str, str]) -> str:
-    """Parse an option with two valid words. The first is the default."""
-    text = given.get(name, words[0]).strip().lower()
-    if text not in words:
-        raise Misuse(Code.BAD_SETTING, f"{name} = {given[name]!r}", " or ".join(words))
-    return text
-
-
-def _read_seconds(name: str, given: Mapping[str, str], default: float) -> float:
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e9:
-        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "a positive number of seconds")
-    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.spark.options import EARLIEST, LATEST, Start
@@ -24,10 +25,8 @@ BEGINS = " begins"
 @dataclass(frozen=True, slots=True, order=True)
 class TopicPartition:
     """One queue of a topic at one broker, or a system view of one broker (``queue`` 0, offsets are log positions).
-
     ``head`` is the first stored offset, ``end`` the one after the last; ``start_at`` and ``end_at`` are the first
-    offsets not older than the times of the options ``start`` and ``end``, -1 where the option is no time.
-    """
+    offsets not older than the times of the options ``start`` and ``end``, -1 where the option is no time."""
 
     source: str
     shard: int
@@ -70,22 +69,17 @@ def _resolve(partitions: list[TopicPartition], wanted: Start, what: str) -> Offs
         if unknown := sorted(wanted.keys() - known):
             there = ", ".join(sorted(known)[:4]) + (", ..." if len(known) > 4 else "")
             raise Misuse(Code.BAD_SETTING, f"{what}: there is no {unknown[0]!r}", f"there are {there}")
-        rest = {partition.name: partition.head if what == "start" else partition.end for partition in partitions}
-        return rest | wanted
-    if wanted == EARLIEST:
-        return {partition.name: partition.head for partition in partitions}
-    if wanted == LATEST:
-        return {partition.name: partition.end for partition in partitions}
-    return {partition.name: partition.start_at if what == "start" else partition.end_at for partition in partitions}
+    elif wanted not in (EARLIEST, LATEST):
+        return {partition.name: partition.start_at if what == "start" else partition.end_at for partition in partitions}
+    early = wanted == EARLIEST or (wanted != LATEST and what == "start")
+    offsets = {partition.name: partition.head if early else partition.end for partition in partitions}
+    return offsets | (wanted if isinstance(wanted, dict) else {})
 
 
 def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: Mapping[str, int]) -> list[OffsetRange]:
-    """Return the ranges between two sets of offsets, without empty ones.
-
-    A partition that ``start`` does not contain is new: it is read from its first message. Raises Rejected(RANGE_PURGED)
-    if part of a range has left the log, so a range never returns fewer rows, and Misuse(BAD_SETTING) for offsets of
-    other brokers.
-    """
+    """Return the ranges between two sets of offsets, without empty ones. A partition that ``start`` does not contain is
+    new: it is read from its first message. Raises Rejected(RANGE_PURGED) if part of a range has left the log, so a
+    range never returns fewer rows, and Misuse(BAD_SETTING) for offsets of other brokers."""
     found = []
     by_name = {partition.name: partition for partition in partitions}
     for name in sorted(end):
@@ -94,40 +88,33 @@ def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: 
         if first >= last:
             continue
         if partition is None:
-            raise Misuse(
-                Code.BAD_SETTING, f"there is no {name!r} at these brokers", "is the url that of another cluster?"
-            )
+            text = f"there is no {name!r} at these brokers"
+            raise Misuse(Code.BAD_SETTING, text, "is the url that of another cluster?")
         if first < partition.head:
             what = f"{name}: offset {first} has left the log; the first is {partition.head}"
             raise error(Code.RANGE_PURGED, what, "start a new query at the earliest, or keep more: retention")
         if last > partition.end:
-            raise Misuse(
-                Code.BAD_SETTING, f"{name} ends at {partition.end}, before {last}", "is this another data folder?"
-            )
+            text = f"{name} ends at {partition.end}, before {last}"
+            raise Misuse(Code.BAD_SETTING, text, "is this another data folder?")
         found.append(OffsetRange(partition, first, last))
     return found
 
 
 def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
     """Split the ranges into ranges of at most ``rows`` offsets, of nearly equal size."""
-    parts = []
+    parts: list[OffsetRange] = []
     for whole in found:
-        count = -(-(whole.end - whole.start) // rows)
-        size, rest = divmod(whole.end - whole.start, count)
-        at = whole.start
-        for number in range(count):
-            stop = at + size + (number < rest)
-            parts.append(OffsetRange(whole.partition, at, stop))
-            at = stop
+        every = whole.end - whole.start
+        count = -(-every // rows)
+        edges = [whole.start + every * n // count for n in range(count + 1)]
+        parts += [OffsetRange(whole.partition, first, stop) for first, stop in pairwise(edges)]
     return parts
 
 
-def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) -> Offsets:
-    """Return the end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets.
-
-    Each partition gets a share in proportion to its pending offsets, and at least one offset as long as ``rows``
-    allows, so no queue starves.
-    """
+def limit_rows(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) -> Offsets:
+    """Return the end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets. Each partition gets a
+    share in proportion to its pending offsets, and at least one offset as long as ``rows`` allows, so no queue
+    starves."""
     waiting = {name: max(stop - start.get(name, stop), 0) for name, stop in end.items()}
     total = sum(waiting.values())
     if rows is None or total <= rows:
@@ -142,35 +129,28 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
 
 
 def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:
-    """Return ``start``, and the head of each partition that is new since then.
-
-    Raises Misuse(BAD_SETTING) if a partition of ``start`` does not exist. Otherwise a checkpoint of other brokers would
-    silently start again from the beginning.
-    """
+    """Return ``start``, and the head of each partition that is new since then. Raises Misuse(BAD_SETTING) if a
+    partition of ``start`` does not exist. Otherwise a checkpoint of other brokers would silently start again from the
+    beginning."""
     heads = {partition.name: partition.head for partition in partitions}
     if gone := sorted(start.keys() - heads.keys()):
-        raise Misuse(
-            Code.BAD_SETTING,
-            f"there is no {gone[0]!r} at these brokers, or the query does not read it",
-            "is the checkpoint that of another query, or of another cluster?",
-        )
+        text = f"there is no {gone[0]!r} at these brokers, or the query does not read it"
+        raise Misuse(Code.BAD_SETTING, text, "is the checkpoint that of another query, or of another cluster?")
     return heads | dict(start)
 
 
 def ends(offsets: Mapping[str, int]) -> Offsets:
-    """Return the offsets without the notes that :func:`noted` adds."""
+    """Return the offsets without the notes that :func:`add_beginnings` adds."""
     return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
 
 
-def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
-    """Add to the end of a batch a note of where it begins in each partition that it is the first to read.
-
-    Spark stores only ends. Without these notes, a batch that is repeated after a crash would determine its beginning
-    again, and find later messages ("latest") or fewer of them (retention).
-    """
+def add_beginnings(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
+    """Add to the end of a batch a note of where it begins in each partition that it is the first to read. Spark stores
+    only ends. Without these notes, a batch that is repeated after a crash would determine its beginning again, and find
+    later messages ("latest") or fewer of them (retention)."""
     return {**end, **{name + BEGINS: at for name, at in beginnings.items()}}
 
 
-def begun(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
+def find_starts(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
     """Return where a batch begins: at the end of the batch before it, or where the notes in its own end say."""
     return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)

@@ -43,9 +43,8 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
         if kind not in COLUMNS[name]:
             raise Misuse(Code.BAD_SETTING, f"column {name!r} is {kind}, not {' or '.join(COLUMNS[name])}", "cast it")
     if "body" not in types:
-        raise Misuse(
-            Code.BAD_SETTING, "the DataFrame has no column 'body'", "name the bytes to send so: col.alias('body')"
-        )
+        hint = "name the bytes to send so: col.alias('body')"
+        raise Misuse(Code.BAD_SETTING, "the DataFrame has no column 'body'", hint)
     if topic is None and "topic" not in types:
         raise Misuse(Code.BAD_SETTING, "no topic", "option 'topic', or a column 'topic' in every row")
     if topic is not None and "topic" in types:
@@ -83,11 +82,8 @@ class Preparation:
         for name in ("body", "topic"):
             if name in columns and columns[name].null_count:
                 row = columns[name].is_null().index(True).as_py()
-                raise Rejected(
-                    Code.BAD_BATCH,
-                    f"column {name!r} is null in the {_describe_row(columns, row)}",
-                    "fill or filter the nulls of that column",
-                )
+                text = f"column {name!r} is null in the {_describe_row(columns, row)}"
+                raise Rejected(Code.BAD_BATCH, text, "fill or filter the nulls of that column")
         if self._topic is not None:
             columns["topic"] = pa.repeat(pa.scalar(self._topic), batch.num_rows)
         columns["body"] = columns["body"].cast(pa.binary())
@@ -102,11 +98,8 @@ class Preparation:
         if count == 1:
             return np.zeros(content.num_rows, np.int64)
         named = content.column("key") if "key" in content.schema.names else pa.nulls(content.num_rows, pa.utf8())
-        numbers = [
-            broker_of(key if key is not None else body.hex(), count)
-            for key, body in zip(named.to_pylist(), content.column("body").to_pylist(), strict=True)
-        ]
-        return np.array(numbers, np.int64)
+        pairs = zip(named.to_pylist(), content.column("body").to_pylist(), strict=True)
+        return np.array([broker_of(body.hex() if key is None else key, count) for key, body in pairs], np.int64)
 
     def _prepare_rows(self, rows: pa.RecordBatch, shard: int) -> None:
         at = 0
@@ -114,7 +107,10 @@ class Preparation:
             identity, held = self._open.get(shard, (None, 0))
             size = 1 if identity is None else min(self._most - held, rows.num_rows - at)
             part = rows.slice(at, size)
-            receipts = self._producer.prepare_batch(_add_transaction_column(part, identity), shard=shard)
+            if identity is not None:
+                joined = pa.repeat(pa.scalar(identity, ID), size)
+                part = part.append_column(pa.field("transaction", ID), joined)
+            receipts = self._producer.prepare_batch(part, shard=shard)
             if not receipts.ok:
                 row = int(np.flatnonzero(receipts.codes)[0])
                 code = Code(int(receipts.codes[row]))
@@ -127,14 +123,6 @@ class Preparation:
             if held + size >= self._most:
                 del self._open[shard]
             at += size
-
-
-def _add_transaction_column(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
-    """Add a column with the id of the transaction. Rows of a new transaction stay the same."""
-    if identity is None:
-        return rows
-    column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)
-    return rows.append_column(pa.field("transaction", ID), column)
 
 
 def _describe_row(columns: Mapping[str, pa.Array], row: int) -> str:

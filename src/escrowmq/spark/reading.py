@@ -35,11 +35,9 @@ class EmptyPartition(InputPartition):
 
 
 class EscrowReader(DataSourceReader):
-    """A batch read. The same options and offsets give the same partitions and rows.
-
-    It must not define ``pushFilters``. Spark (4.3.0) stores the reader with the filters of one query in the DataFrame,
-    so every later query of that DataFrame would miss rows. Filters for the broker are options instead.
-    """
+    """A batch read. The same options and offsets give the same partitions and rows. It must not define ``pushFilters``.
+    Spark (4.3.0) stores the reader with the filters of one query in the DataFrame, so every later query of that
+    DataFrame would miss rows. Filters for the broker are options instead."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -49,12 +47,8 @@ class EscrowReader(DataSourceReader):
         """Return one partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) if a broker is
         unavailable, ..."""
         options = self.options
-        links = brokers.open_links(options.url, options.token_file)
-        try:
+        with brokers.opened(options.url, options.token_file) as links:
             there = brokers.topic_partitions(links, options)
-        finally:
-            for link in links:
-                link.close()
         found = ranges(there, first_offsets(there, options.start), last_offsets(there, options.end))
         return [RangePartition(one) for one in cut(found, options.partition_rows)] or [EmptyPartition()]
 
@@ -64,10 +58,8 @@ class EscrowReader(DataSourceReader):
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition, filtered by the options, in Spark's ``schema``.
-
-    Raises Unknown(TIMED_OUT), with the range, if the broker stays unavailable for ``options.timeout`` seconds.
-    """
+    """Yield the rows of a partition, filtered by the options, in Spark's ``schema``. Raises Unknown(TIMED_OUT), with
+    the range, if the broker stays unavailable for ``options.timeout`` seconds."""
     if not isinstance(partition, RangePartition):
         return
     keep_freed_memory()
@@ -82,8 +74,6 @@ def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOp
     except Unknown as problem:
         if problem.code not in (Code.DISCONNECTED, Code.TIMED_OUT):
             raise
-        raise Unknown(
-            Code.TIMED_OUT,
-            f"{source.broker}: reading {source.name} from {wanted.start} to {wanted.end}: {problem.message}",
-            "run it again when the broker is back, or wait longer: 'timeout'",
-        ) from problem
+        text = f"{source.broker}: reading {source.name} from {wanted.start} to {wanted.end}: {problem.message}"
+        hint = "run it again when the broker is back, or wait longer: 'timeout'"
+        raise Unknown(Code.TIMED_OUT, text, hint) from problem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql import datasource
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.spark.columns import choose, spark_schema
@@ -17,12 +17,6 @@ from escrowmq.spark.reading import EscrowReader
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
     from pyspark.sql.types import StructType
 
 
@@ -31,7 +25,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(EscrowSource)
 
 
-class EscrowSource(DataSource):
+class EscrowSource(datasource.DataSource):
     """``spark.read.format("escrow")``, ``readStream``, ``write``, ``writeStream``; options in options.py."""
 
     @classmethod
@@ -41,36 +35,33 @@ class EscrowSource(DataSource):
 
     def schema(self) -> str:
         """Return all columns of the source, or those in option ``columns``."""
-        options = read_options(self._readable())
+        limits = ("end", "maxrowspertrigger")  # of one kind of reading: a schema does not depend on them
+        options = read_options({name: text for name, text in self.options.items() if name.lower() not in limits})
         return spark_schema(choose(options.sources[0], options.columns))
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return a batch read."""
         options = read_options(self.options)
         return EscrowReader(options, arrow_schema(options, schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         """Return a streaming read."""
         from escrowmq.spark.streaming import EscrowStreamReader
 
         options = read_options(self.options, streaming=True)
         return EscrowStreamReader(options, arrow_schema(options, schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return a batch write."""
         from escrowmq.spark.writing import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:
         """Return a streaming write, exactly once."""
         from escrowmq.spark.writing import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
-
-    def _readable(self) -> dict[str, str]:
-        """Return the options without those of one kind of reading: a schema does not depend on them."""
-        return {name: value for name, value in self.options.items() if name.lower() not in ("end", "maxrowspertrigger")}
 
 
 def arrow_schema(options: ReadOptions, schema: StructType) -> pa.Schema:
@@ -79,7 +70,6 @@ def arrow_schema(options: ReadOptions, schema: StructType) -> pa.Schema:
 
     for column in choose(options.sources[0], schema.names):
         if (asked := schema[column.name].dataType.simpleString()) != column.spark:
-            raise Misuse(
-                Code.BAD_SETTING, f"column {column.name!r} is {column.spark}, not {asked}", "cast it after reading"
-            )
+            hint = "cast it after reading"
+            raise Misuse(Code.BAD_SETTING, f"column {column.name!r} is {column.spark}, not {asked}", hint)
     return to_arrow_schema(schema, timezone="UTC")

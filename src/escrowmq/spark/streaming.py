@@ -14,20 +14,9 @@ from escrowmq.client.links.answers import away
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse
-from escrowmq.spark import brokers
+from escrowmq.spark import brokers, planning
 from escrowmq.spark.options import EARLIEST, ReadOptions
-from escrowmq.spark.planning import (
-    Offsets,
-    TopicPartition,
-    begun,
-    cut,
-    ends,
-    first_offsets,
-    known_start,
-    limited,
-    noted,
-    ranges,
-)
+from escrowmq.spark.planning import Offsets, TopicPartition
 from escrowmq.spark.reading import RangePartition, read_partition
 from escrowmq.wire import DEAD_LETTER_PREFIX, Link
 
@@ -36,11 +25,8 @@ _log = logging.getLogger(__name__)
 
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Offsets are ``{"topic/shard/queue": next offset}``. New queues and brokers are read from their
-    head.
-
-    With several brokers, the query continues with the available ones; partitions of the others stay where they are
-    until their broker returns. The first batch needs all brokers, unless it starts at the earliest offset.
-    """
+    head. With several brokers, the query continues with the available ones; partitions of the others stay where they
+    are until their broker returns. The first batch needs all brokers, unless it starts at the earliest offset."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -51,7 +37,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
-        """Return no offsets. The end of the first batch notes where it begins (see planning.noted)."""
+        """Return no offsets. The end of the first batch notes where it begins (see planning.add_beginnings)."""
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
@@ -60,19 +46,17 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = _list_ends(there)
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
-        before = ends(start)
+        before = planning.ends(start)
         if self._missing and not before and self.options.start != EARLIEST:
             raise away(self._missing, "where the query begins is only known when all brokers are there")
-        known = (
-            known_start(self._drop_missing(before, there), there)
-            if before
-            else first_offsets(there, self.options.start)
-        )
+        known = planning.first_offsets(there, self.options.start)
+        if before:
+            known = planning.known_start(self._drop_missing(before, there), there)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reached = before | limited({name: known[name] for name in end}, end, rows)
+        reached = before | planning.limit_rows({name: known[name] for name in end}, end, rows)
         if reached == before:
             return start
-        return noted(reached, {name: known[name] for name in reached.keys() - before.keys()})
+        return planning.add_beginnings(reached, {name: known[name] for name in reached.keys() - before.keys()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of option ``maxRowsPerTrigger``."""
@@ -90,12 +74,12 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return the ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for offsets of another
         cluster."""
-        there, first, last = self._refresh_partitions(), begun(start, end), ends(end)
+        there, first, last = self._refresh_partitions(), planning.find_starts(start, end), planning.ends(end)
         mine = self._drop_missing(last, there)
         if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
             raise away(self._missing, f"the batch has messages of {waits[0]}")
-        found = ranges(there, first, mine)
-        return [RangePartition(one) for one in cut(found, self.options.partition_rows)]
+        found = planning.ranges(there, first, mine)
+        return [RangePartition(one) for one in planning.cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, on an executor."""
@@ -115,14 +99,9 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.stop()
             self._links = brokers.open_links(self.options.url, self.options.token_file)
             self._router = Router(self._links)
-        there = self._list_partitions()
         if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):
-            raise Misuse(
-                Code.BAD_SETTING, f"{source} cannot be streamed: dead letters come and go", "read them as a batch"
-            )
-        return there
-
-    def _list_partitions(self) -> list[TopicPartition]:
+            text = f"{source} cannot be streamed: dead letters come and go"
+            raise Misuse(Code.BAD_SETTING, text, "read them as a batch")
         if len(self._links) == 1 or self._router is None:
             return brokers.topic_partitions(self._links, self.options)
         there, missing = brokers.partitions_there(self._router, self.options)

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
     if overwrite:
-        raise Misuse(
-            Code.BAD_SETTING,
-            "output mode 'complete' would rewrite the topic",
-            "use append (Spark offers Python sinks no update)",
-        )
+        hint = "use append (Spark offers Python sinks no update)"
+        raise Misuse(Code.BAD_SETTING, "output mode 'complete' would rewrite the topic", hint)
     return EscrowStreamWriter(chosen)
 
 
@@ -116,12 +114,12 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         if not found:
             return
         query = found[0].query
-        ids = [TransactionId.from_bytes(raw) for message in found for raw in message.ids]
+        ids = _list_ids(found)
         producer = _get_producer(self.options, self._make_group_name(query))
         if not self.options.adopt:
             _check_sequel(self.options, query, batchId)
         _reach_if_rows("spark.before-decision", ids)
-        producer.commit_batch(query, batchId, ids)
+        producer.commit_batch(query, batchId, map(TransactionId.from_bytes, ids))
         _reach_if_rows("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -147,16 +145,13 @@ class EscrowWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit, on the driver. With ``write_id`` it is batch 0 of that writer, so that a repeat publishes nothing."""
-        found = _list_prepared(messages)
-        ids = [raw for message in found for raw in message.ids]
+        ids = _list_ids(_list_prepared(messages))
         producer = _get_producer(self.options, self._make_group_name())
         _reach_if_rows("spark.before-decision", ids)
         if self.options.write_id is not None:
-            producer.commit_batch(self.job, 0, [TransactionId.from_bytes(raw) for raw in ids])
+            producer.commit_batch(self.job, 0, map(TransactionId.from_bytes, ids))
         elif ids:
-            results = producer.end_batch(ids, COMMIT)
-            for row in range(len(ids)):
-                results[row]  # raises the error of a rejected row
+            producer.end_batch(ids, COMMIT).check()
         _reach_if_rows("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -177,25 +172,27 @@ def _list_prepared(messages: list[WriterCommitMessage | None]) -> list[Prepared]
     return [message for message in messages if isinstance(message, Prepared)]
 
 
-def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
-    """Raise Misuse(BAD_SETTING) for a batch whose predecessor is unknown to all brokers.
+def _list_ids(found: list[Prepared]) -> list[bytes]:
+    return [raw for message in found for raw in message.ids]
 
-    Every batch is committed, even an empty one. So either the query wrote elsewhere before, and the topic would
-    silently lack those rows, or the brokers have forgotten the query and could not recognise a repeat.
-    """
+
+def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
+    """Raise Misuse(BAD_SETTING) for a batch whose predecessor is unknown to all brokers. Every batch is committed, even
+    an empty one. So either the query wrote elsewhere before, and the topic would silently lack those rows, or the
+    brokers have forgotten the query and could not recognise a repeat."""
     deadline = time.monotonic() + options.timeout
     links = _brokers[options.url, options.token_file].bus.router.links
     known = [patient_action(link, SHOW({"writer": query}), deadline)["batch"] for link in links]
     last = max((one for one in known if one is not None), default=-1)
     if last < batch - 1:
-        raise Misuse(
-            Code.BAD_SETTING,
-            f"batch {batch} of query {query}: the last that was written to {options.url} is "
-            f"{last if last >= 0 else 'none'}",
+        shown = last if last >= 0 else "none"
+        text = f"batch {batch} of query {query}: the last that was written to {options.url} is {shown}"
+        hint = (
             "is the checkpoint of a query that wrote elsewhere? Then take a new one. If the broker has forgotten the "
-            "query, silent "
-            "for longer than producer_expiration, or the query has moved here on purpose: option 'adopt' = true",
+            "query, silent for longer than producer_expiration, or the query has moved here on purpose: option 'adopt' "
+            "= true"
         )
+        raise Misuse(Code.BAD_SETTING, text, hint)
 
 
 def _prepare_task(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
@@ -218,7 +215,7 @@ def _prepare_task(options: WriteOptions, group: str, query: str, iterator: Itera
 def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None:
     """Try to roll back. Transactions that stay undecided are rolled back by the next commit, or parked after
     check-backs."""
-    ids = [raw for message in found for raw in message.ids]
+    ids = _list_ids(found)
     try:
         if ids:  # a task that fails because a broker is away need not wait for it as long again
             patience = min(options.timeout, ROLLBACK_PATIENCE)
@@ -266,13 +263,11 @@ def _get_producer(options: WriteOptions, group: str) -> Producer:
 
 
 def _open_brokers(options: WriteOptions) -> Brokers:
-    bus = connect(options.url, token_file=options.token_file)
     deadline = time.monotonic() + options.timeout
-    try:
+    with ExitStack() as stack:
+        bus = stack.enter_context(connect(options.url, token_file=options.token_file))
         hellos = [patient_action(link, HELLO({}), deadline) for link in bus.router.links]
-    except EscrowError:
-        bus.close()
-        raise
+        stack.pop_all()
     shards = [one["shard"] for one in hellos]
     for number, shard in enumerate(shards):
         bus.router.learn_shard(number, shard)
