@@ -154,7 +154,7 @@ def test_a_planted_weak_digest_would_be_caught(spark: SparkSession, monkeypatch:
         return digest([], *before)
 
     if name == "by count":
-        monkeypatch.setattr(windows, "_split", lambda hashed: (f.lit(0),))
+        monkeypatch.setattr(windows, "_split", lambda hashed: (f.lit(0), f.lit(0)))
     elif name == "without content":
         monkeypatch.setattr(windows, "digest", no_content)
     else:

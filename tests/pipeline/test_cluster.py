@@ -25,7 +25,7 @@ from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import SqlRange, SqlReader
 from escrowmq.pipeline.sql.tables import KINDS, SqlRead, check, inode, readonly_url
 from escrowmq.pipeline.sweeps import Databases
-from escrowmq.pipeline.sweeps.databases import connections
+from escrowmq.pipeline.sweeps.databases import Connections
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.planning import OffsetRange
@@ -137,7 +137,7 @@ def test_a_worker_that_does_not_see_a_file_says_so_and_makes_none(tmp_path: Path
         list(SqlRead(readonly_url(Path(missing)), "t", ("a",), texts=True).batches("rowid", (0, 9)))
     with pytest.raises(Misuse, match=str(tmp_path / "data")):
         brokers.open_links(f"file:{tmp_path / 'data'}")
-    with connections(Databases((f"sqlite:///{missing}",), f"sqlite:///{missing}2")) as opened:
+    with Connections(Databases((f"sqlite:///{missing}",), f"sqlite:///{missing}2")) as opened:
         with pytest.raises(Misuse, match=f"has no database {missing}"):
             opened.orders(0)
         with pytest.raises(Misuse, match=f"has no database {missing}2"):
@@ -169,7 +169,7 @@ def test_what_has_the_same_path_elsewhere_and_is_another_is_refused(tmp_path: Pa
     assert told.value.code is Code.BAD_URL
     with pytest.raises(Misuse, match="is another file than that of the driver"):
         list(read.batches("id", (None, None), [KINDS["string"]]))
-    with connections(known) as opened, pytest.raises(Misuse, match="is another file than that of the driver"):
+    with Connections(known) as opened, pytest.raises(Misuse, match="is another file than that of the driver"):
         opened.orders(0)
 
 

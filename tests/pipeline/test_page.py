@@ -73,7 +73,7 @@ def test_a_clean_run_says_so_and_shows_four_pictures() -> None:
     assert [c.get("aria-label") for c in charts(text)] == [
         "Transactions over time",
         "In escrow",
-        "Checks asked",
+        "Check-backs",
         "Latency of decisions",
     ]
 

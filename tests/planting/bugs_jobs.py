@@ -65,10 +65,10 @@ def audit_without_what_is_parked(plant: Plant) -> None:
     spark=True,
 )
 def report_what_has_had_no_time_yet(plant: Plant) -> None:
-    real = reconcile.judged
+    real = reconcile.judge
 
-    @plant.instead(reconcile, "judged")
-    def judged(tallies: Any, due: Any) -> Any:
+    @plant.instead(reconcile, "judge")
+    def judge(tallies: Any, due: Any) -> Any:
         return real(tallies, f.lit(True))
 
 

@@ -355,7 +355,7 @@ def _find_covered(begin: Sequence[Beginning], grace_seconds: float, before: date
 def _run_stream(sides: Sequence[Side], url: str, grace: float, options: _Stream) -> None:
     """Print or send findings until the stream ends or is interrupted."""
     from escrowmq.pipeline.reconcile import start, stream_findings
-    from escrowmq.pipeline.reconcile.streaming import as_rows
+    from escrowmq.pipeline.reconcile.frames import as_rows
 
     def show(found: Side, _batch: int) -> None:
         for row in as_rows(found).toLocalIterator():

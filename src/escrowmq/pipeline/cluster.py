@@ -21,9 +21,8 @@ def check_master(master: str) -> None:
     """Raise Misuse(BAD_URL) for a bad master URL, Unknown(DISCONNECTED) if no standalone master answers."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return
-    addresses = list(_parse_addresses(master))
     problems = []
-    for host, port in addresses:
+    for host, port in list(_parse_addresses(master)):  # all of them, before any is tried
         try:
             socket.create_connection((host, port), PATIENCE).close()
             return
@@ -37,9 +36,7 @@ def is_here(master: str) -> bool:
     """Return whether the whole cluster runs on this machine, so that the loopback is enough for it."""
     if _LOCAL.fullmatch(master):
         return True
-    if _MASTER.fullmatch(master) is None:
-        return False
-    return all(is_loopback(host) for host, _ in _parse_addresses(master))
+    return bool(_MASTER.fullmatch(master)) and all(is_loopback(host) for host, _ in _parse_addresses(master))
 
 
 def _parse_addresses(master: str) -> Iterator[tuple[str, int]]:
@@ -47,7 +44,6 @@ def _parse_addresses(master: str) -> Iterator[tuple[str, int]]:
     for address in found["hosts"].split(",") if found else [""]:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise Misuse(
-                Code.BAD_URL, f"{master!r} is no Spark master", "spark://HOST:PORT, or local[2] for this machine"
-            )
+            hint = "spark://HOST:PORT, or local[2] for this machine"
+            raise Misuse(Code.BAD_URL, f"{master!r} is no Spark master", hint)
         yield host.strip("[]"), int(port)

@@ -23,11 +23,9 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A queue (of a view: the log, queue 0) whose first messages were removed.
-
-    ``first`` is the first stored offset (of a view: log position). ``since_us`` is the time when that message was
-    stored; None if the queue is empty, or it cannot be read.
-    """
+    """A queue (of a view: the log, queue 0) whose first messages were removed. ``first`` is the first stored offset (of
+    a view: log position). ``since_us`` is the time when that message was stored; None if the queue is empty, or it
+    cannot be read."""
 
     source: str
     shard: int
@@ -48,24 +46,17 @@ class Coverage:
 
 
 def read_coverage(url: str, sources: Collection[str]) -> Coverage:
-    """Find the queues of these topics, and of ``%half``, that do not begin at 0, and what a folder may lack.
-
-    Raises the errors of opening a broker or a folder.
-    """
-    links = brokers.open_links(url)
-    try:
+    """Find the queues of these topics, and of ``%half``, that do not begin at 0, and what a folder may lack. Raises the
+    errors of opening a broker or a folder."""
+    with brokers.opened(url) as links:
         at = {link.address: link for link in links}
         found = []
         for source in sources:
-            options = read_options({"url": url, "topic": source})
-            for one in brokers.topic_partitions(links, options):
+            for one in brokers.topic_partitions(links, read_options({"url": url, "topic": source})):
                 if one.head > 0:
                     since_us = _read_stored_us(at[one.broker], source, one.queue, one.head, one.end)
                     found.append(Beginning(source, one.shard, one.queue, one.head, since_us))
         return Coverage(tuple(found), brokers.describe_missing(links))
-    finally:
-        for link in links:
-            link.close()
 
 
 def _read_stored_us(link: Link, source: str, queue: int, first: int, end: int) -> int | None:

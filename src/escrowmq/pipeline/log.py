@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
@@ -14,31 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Log(Protocol):
-    """A source of messages, half messages and decisions, with the columns of format "escrow"."""
-
-    def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
-        """Return the visible messages of some topics."""
-
-    def half(self, columns: Collection[str]) -> DataFrame:
-        """Return the half messages of all topics."""
-
-    def decisions(self, columns: Collection[str]) -> DataFrame:
-        """Return the decisions of all transactions."""
-
-    def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
-        """Return what operators did to places of a consumer group."""
-
-    def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
-        """Return the dead letters of a consumer group."""
-
-
 class BrokerLog:
-    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read and may be in use.
-
-    With ``whole``, a read raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages; otherwise
-    only the log of the reading process warns.
-    """
+    """A source of messages, half messages and decisions, with the columns of format "escrow". Its URL is
+    ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read and may be in use. ``whole``: a read raises
+    Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages; otherwise it logs a warning."""
 
     def __init__(self, spark: SparkSession, url: str, *, whole: bool = False) -> None:
         register(spark)
@@ -47,23 +26,23 @@ class BrokerLog:
         self._incomplete = "refuse" if whole else "warn"
 
     def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
-        """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and what else reading can raise."""
+        """Return the visible messages of some topics. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and others."""
         return self._read(",".join(names), columns)
 
     def half(self, columns: Collection[str]) -> DataFrame:
-        """See :class:`Log`."""
+        """Return the half messages of all topics."""
         return self._read(HALF_VIEW_NAME, columns)
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
-        """See :class:`Log`."""
+        """Return the decisions of all transactions."""
         return self._read(OP_VIEW_NAME, columns)
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
-        """See :class:`Log`."""
+        """Return what operators did to places of a consumer group."""
         return self._read(GROUP_ACT_VIEW_NAME, columns, group=group)
 
     def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
-        """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_GROUP)."""
+        """Return the dead letters of a consumer group. Raises, when it is used, Rejected(UNKNOWN_GROUP)."""
         return self._read(DEAD_LETTER_PREFIX + group, columns)
 
     def _read(self, source: str, columns: Collection[str], **options: str) -> DataFrame:
@@ -73,17 +52,8 @@ class BrokerLog:
 
 def log_rows(url: str, topics: Sequence[str]) -> int:
     """Return the approximate number of rows of a pass over the log: half messages and the messages of these topics.
-
-    Raises the errors of opening a broker or a folder: Misuse(NOT_A_DATA_FOLDER), Unknown, ...
-    """
-    links = brokers.open_links(url)
-    try:
-        rows = 0
-        for sources in ([HALF_VIEW_NAME], topics):
-            if sources:
-                options = read_options({"url": url, "topic": ",".join(sources)})
-                rows += sum(partition.end - partition.head for partition in brokers.topic_partitions(links, options))
-        return rows
-    finally:
-        for link in links:
-            link.close()
+    Raises the errors of opening a broker or a folder: Misuse(NOT_A_DATA_FOLDER), Unknown, ..."""
+    with brokers.opened(url) as links:
+        sources = [HALF_VIEW_NAME, *([",".join(topics)] if topics else [])]
+        options = [read_options({"url": url, "topic": source}) for source in sources]
+        return sum(one.end - one.head for its in options for one in brokers.topic_partitions(links, its))

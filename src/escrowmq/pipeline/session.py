@@ -91,17 +91,17 @@ def local_session(
     """
     if (running := _find_session(name)) is not None:
         if master not in (None, running.sparkContext.master):
-            what = f"master {master}, but this process has a session on {running.sparkContext.master}"
-            raise Misuse(
-                Code.BAD_ARGUMENT, what, "name the cluster where the session is started: spark-submit --master"
-            )
+            text = f"master {master}, but this process has a session on {running.sparkContext.master}"
+            hint = "name the cluster where the session is started: spark-submit --master"
+            raise Misuse(Code.BAD_ARGUMENT, text, hint)
         yield running
         return
     here = master is None or is_here(master)
     if master is not None:
         check_master(master)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
-    theirs = None if _is_local(master) else os.environ.get("PYSPARK_PYTHON")
+    local = master is None or master.startswith("local")  # so this process's Java does all the work
+    theirs = None if local else os.environ.get("PYSPARK_PYTHON")
     environment = {
         "JAVA_HOME": str(write_launcher(find_java(), folder / "java")),
         "PYSPARK_PYTHON": theirs or sys.executable,  # otherwise workers start another Python, without the packages
@@ -110,37 +110,25 @@ def local_session(
         "SPARK_CONF_DIR": str(folder),
         # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its
         # archive.
-        "SPARK_HOME": write_home(folder / "home") if _is_local(master) else None,
+        "SPARK_HOME": write_home(folder / "home") if local else None,
     }
-    with _set_environment(environment):
-        try:
-            alone = _AUTHENTICATED if _is_local(master) else {}
-            more = {**(_LOOPBACK if here else {}), **alone, **(settings or {})}
-            spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
-            try:
-                yield spark
-            finally:
-                _stop(spark)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_local(master: str | None) -> bool:
-    """Return whether the session has no cluster, so that this process's Java does all the work."""
-    return master is None or master.startswith("local")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_set_environment(environment))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        more = {**(_LOOPBACK if here else {}), **(_AUTHENTICATED if local else {}), **(settings or {})}
+        spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
+        stack.callback(_stop, spark)
+        yield spark
 
 
 def write_home(home: Path) -> str | None:
-    """Create ``home`` for use as a ``SPARK_HOME``: the installed PySpark without the archive of its Python part.
-
-    Spark puts that archive first in the search path of its Python processes. Its modules are not compiled, so each
-    process would compile its imports: 1.3 s of processor time instead of 0.1 s. Returns the path as text; None, with
-    nothing created, if PySpark is missing or was not installed as a package.
-    """
+    """Create ``home`` for use as a ``SPARK_HOME``: the installed PySpark without the archive of its Python part. Spark
+    puts that archive first in the search path of its Python processes. Its modules are not compiled, so each process
+    would compile its imports: 1.3 s of processor time instead of 0.1 s. Returns the path as text; None, with nothing
+    created, if PySpark is missing or was not installed as a package."""
     found = importlib.util.find_spec("pyspark")
-    parts = [
-        Path(folder, part) for folder in (found and found.submodule_search_locations) or () for part in ("bin", "jars")
-    ]
+    folders = (found and found.submodule_search_locations) or ()
+    parts = [Path(folder, part) for folder in folders for part in ("bin", "jars")]
     if not parts or not all(part.is_dir() for part in parts):
         return None
     home.mkdir(parents=True)
@@ -204,11 +192,9 @@ def _stop(spark: SparkSession) -> None:
     gateway = SparkContext._gateway
     if gateway is None:
         return
-    process = getattr(gateway, "proc", None)
     gateway.shutdown()
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    if process is not None:
+    SparkContext._gateway = SparkContext._jvm = None
+    if (process := getattr(gateway, "proc", None)) is not None:
         process.stdin.close()  # Spark's gateway server exits at the end of its input
         process.wait(timeout=60)
 

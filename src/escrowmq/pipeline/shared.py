@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,8 @@ def local_folder(spark: SparkSession, name: str) -> Path | None:
 
 def check_shared(spark: SparkSession, name: str, what: str) -> None:
     """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write. ``what`` names it in
-    the error.
-
-    Creates a file there, checks for it in some tasks, and removes it. If the check fails, folders that were created are
-    removed, too. Does nothing without a cluster, or for other file systems.
-    """
+    the error. Creates a file there, checks for it in some tasks, and removes it. If the check fails, folders that were
+    created are removed, too. Does nothing without a cluster, or for other file systems."""
     if not on_cluster(spark) or (folder := local_folder(spark, name)) is None:
         return
     made = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -56,7 +54,8 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
     os.close(handle)
     try:
         count = spark.sparkContext.defaultParallelism * _TASKS_PER_CORE
-        blind = spark.sparkContext.parallelize(range(count), count).mapPartitions(_Look(mark)).collect()
+        look = partial(_name_if_blind, mark)
+        blind = spark.sparkContext.parallelize(range(count), count).mapPartitions(look).collect()
     finally:
         os.unlink(mark)
     if blind:
@@ -64,17 +63,11 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
             for one in made:
                 one.rmdir()
         hosts = ", ".join(sorted(set(blind)))
-        raise Misuse(
-            Code.BAD_ARGUMENT, f"{what}: workers of the cluster ({hosts}) do not see the folder {folder}", _HINT
-        )
+        text = f"{what}: workers of the cluster ({hosts}) do not see the folder {folder}"
+        raise Misuse(Code.BAD_ARGUMENT, text, _HINT)
 
 
-class _Look:
-    """A task that yields the name of its machine if a file is missing there."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-
-    def __call__(self, _: Iterable[int]) -> Iterator[str]:
-        if not os.path.exists(self._mark):
-            yield socket.gethostname()
+def _name_if_blind(mark: str, _: Iterable[int]) -> Iterator[str]:
+    """Yield the name of a task's machine if a file is missing there."""
+    if not os.path.exists(mark):
+        yield socket.gethostname()

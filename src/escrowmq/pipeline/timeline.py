@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.model import DecidedBy, TransactionState
-from escrowmq.pipeline.log import Log
+from escrowmq.pipeline.log import BrokerLog
 
 LATENCY_STEPS = 8
 """Bars of a latency histogram per factor of ten."""
@@ -31,7 +31,7 @@ def select_half(half: DataFrame, *more: Column) -> DataFrame:
     return half.select(f.col("transaction_id").alias("transaction"), checks, stored, *more)
 
 
-def read_decisions(log: Log) -> DataFrame:
+def read_decisions(log: BrokerLog) -> DataFrame:
     """Read all decisions of a log → ``transaction, state, decided_by, decided_us``."""
     frame = log.decisions(["transaction_id", "state", "decided_by", "decided"])
     decided = f.unix_micros("decided").alias("decided_us")
@@ -39,11 +39,9 @@ def read_decisions(log: Log) -> DataFrame:
 
 
 def pack(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Join half messages and decisions → one row per transaction with three numbers, which :func:`unpack` decodes.
-
-    Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number,
-    made of its time and two codes, so the smallest is the earliest.
-    """
+    """Join half messages and decisions → one row per transaction with three numbers, which :func:`unpack` decodes. Both
+    become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number, made of
+    its time and two codes, so the smallest is the earliest."""
     nothing = f.lit(None).cast("bigint")
     begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
     end = (f.col("decided_us") * _CODES + _encode("state", _STATES)) * _CODES + _encode("decided_by", _DECIDERS)
@@ -91,10 +89,8 @@ def count_over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) ->
 
 
 def count_latencies(every: DataFrame, by: str) -> DataFrame:
-    """Convert transactions → ``by, step, number``: decisions by the time from half message to decision.
-
-    Step s holds latencies from 10^(s / LATENCY_STEPS) microseconds to the next.
-    """
+    """Convert transactions → ``by, step, number``: decisions by the time from half message to decision. Step s holds
+    latencies from 10^(s / LATENCY_STEPS) microseconds to the next."""
     waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(1))
     step = f.floor(f.log10(waited) * LATENCY_STEPS).cast("int").alias("step")
     return every.where(f.col("decided_us").isNotNull()).groupBy(by, step).agg(f.count("*").alias("number"))

@@ -19,11 +19,8 @@ from escrowmq.settings import nearest
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
-    """The result of a pass over all sides.
-
-    ``proven``: for each comparison, rows (and ids) of its equal windows. ``tallies``: those of all other ids, see
-    :func:`escrowmq.pipeline.audit.frames.tally`.
-    """
+    """The result of a pass over all sides. ``proven``: for each comparison, rows (and ids) of its equal windows.
+    ``tallies``: those of all other ids, see :func:`escrowmq.pipeline.audit.frames.tally`."""
 
     proven: dict[int, int]
     tallies: DataFrame
@@ -31,19 +28,15 @@ class Tallied:
 
 @contextmanager
 def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
-    """Context manager: compare all sides, and keep the tallies until the block ends.
-
-    ``count`` is the number of windows; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists
-    comparisons that share their suspects: a window that is suspect in one is suspect in all of them.
-    """
+    """Context manager: compare all sides, and keep the tallies until the block ends. ``count`` is the number of
+    windows; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists comparisons that share
+    their suspects: a window that is suspect in one is suspect in all of them."""
     proven: dict[int, int] = {}
     if count:
         proven, suspects = _prove(every, count, tied)
         witnesses = [_find_suspects(rows, suspects, count) for rows in every]
     else:
-        witnesses = [
-            frames.witnesses(rows.open(rows.frame), rows.id, rows.map_roles(frames.make_witness)) for rows in every
-        ]
+        witnesses = [frames.find_witnesses(rows, rows.frame) for rows in every]
     tallies = frames.tally(witnesses).persist()
     try:
         yield Tallied(proven, tallies)
@@ -53,15 +46,14 @@ def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int]
 
 def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
     """Return, for each comparison, the number of rows that are proven equal, and the windows that are not."""
-    numbers = {role.comparison for rows in every for speaker in rows.speakers for role in speaker.roles}
+    numbers = set().union(*[rows.comparisons for rows in every])
     lines = windows.compare_windows(every, count).collect()  # one per window and comparison
-    unequal = {
-        number: {row["window"] for row in lines if row["comparison"] == number and not row["equal"]}
-        for number in numbers
-    }
-    suspects = windows.find_suspects(every, {n: set(range(count)) - wrong for n, wrong in unequal.items()}, count)
-    together = set().union(*[suspects[number] for number in tied])
-    suspects |= dict.fromkeys(tied, together)
+    equal = {number: set(range(count)) for number in numbers}
+    for row in lines:
+        if not row["equal"]:
+            equal[row["comparison"]].discard(row["window"])
+    suspects = windows.find_suspects(every, equal, count)
+    suspects |= dict.fromkeys(tied, set().union(*[suspects[number] for number in tied]))
     proven = dict.fromkeys(numbers, 0)
     for row in lines:
         if row["window"] not in suspects[row["comparison"]]:
@@ -71,31 +63,24 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
 
 def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
     """Return the witnesses of the windows that are not proven equal. Reads nothing if there are none."""
-    numbers = {role.comparison for speaker in rows.speakers for role in speaker.roles}
-    some = set().union(*[suspects[number] for number in numbers])
+    some = set().union(*[suspects[number] for number in rows.comparisons])
     if not some:
-        return frames.witnesses(rows.open(rows.frame.limit(0)), rows.id, rows.map_roles(frames.make_witness))
+        return frames.find_witnesses(rows, rows.frame.limit(0))
     number = windows.window(rows.known_id, count)
     few = rows.open(rows.frame.where(windows.is_among(number, some, count))).withColumn("_window", number)
 
     def make_witness(role: Role, cell: Cell) -> Column:
-        said = frames.make_witness(role, cell)
-        all_of_them = suspects[role.comparison] == some
-        return (
-            said if all_of_them else f.when(windows.is_among(f.col("_window"), suspects[role.comparison], count), said)
-        )
+        said, mine = frames.make_witness(role, cell), suspects[role.comparison]
+        return said if mine == some else f.when(windows.is_among(f.col("_window"), mine, count), said)
 
     return frames.witnesses(few, rows.id, rows.map_roles(make_witness)).where("comparison IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """The result of a comparison of two sides.
-
-    ``findings`` has one row per finding: ``kind, id, expected, found`` (rows of the id on either side). It is kept in
-    memory or on disk until :meth:`close`. ``ids`` counts the distinct ids of both sides together, ``wrong_ids`` those
-    with a finding, and ``kinds`` those of each kind.
-    """
+    """The result of a comparison of two sides. ``findings`` has one row per finding: ``kind, id, expected, found``
+    (rows of the id on either side). It is kept in memory or on disk until :meth:`close`. ``ids`` counts the distinct
+    ids of both sides together, ``wrong_ids`` those with a finding, and ``kinds`` those of each kind."""
 
     findings: DataFrame
     ids: int
@@ -140,18 +125,12 @@ def compare(
     ]
     with tally_sides(sides, windows) as done:
         wrong = frames.findings(done.tallies, [kinds]).select("kind", "id", "expected", "found").persist()
-        counted = {row["kind"]: row["ids"] for row in frames.count_ids_by_kind(wrong).collect()}
+        counted = frames.count_ids(wrong, "kind")
         proven = done.proven.get(0, 0)
         row = next(iter(frames.count_sides(done.tallies).collect()), None)
         ids, before, after = (row["ids"], row["expected"], row["found"]) if row else (0, 0, 0)
-        return Compared(
-            wrong,
-            proven + ids,
-            proven + before,
-            proven + after,
-            wrong.select("id").distinct().count(),
-            {kind: counted.get(kind, 0) for kind in KINDS},
-        )
+        wrong_ids, kinds_found = wrong.select("id").distinct().count(), {kind: counted.get(kind, 0) for kind in KINDS}
+        return Compared(wrong, proven + ids, proven + before, proven + after, wrong_ids, kinds_found)
 
 
 def _check(
@@ -165,13 +144,11 @@ def _check(
     for name in columns:
         one, other = (frame.schema[name].dataType.simpleString() for frame in (expected, found))
         if one != other:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"column {name!r} is {one} on the expected side, {other} on the other", "cast"
-            )
+            text = f"column {name!r} is {one} on the expected side, {other} on the other"
+            raise Misuse(Code.BAD_ARGUMENT, text, "cast")
         if "map<" in one:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"column {name!r} is a map, which has no order", "array_sort(map_entries(...))"
-            )
+            text = f"column {name!r} is a map, which has no order"
+            raise Misuse(Code.BAD_ARGUMENT, text, "array_sort(map_entries(...))")
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise Misuse(Code.BAD_ARGUMENT, f"no kind {unknown[0]!r}", nearest(unknown[0], list(KINDS)) or ", ".join(KINDS))
     if unique not in (None, "expected", "found"):

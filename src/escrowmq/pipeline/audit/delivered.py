@@ -1,16 +1,15 @@
-"""The messages of a topic that a consumer group was to handle: its messages, less those that a person discarded, and
-with those that a person edited replaced by what the group gets instead.
+"""The messages of a topic that a consumer group was to handle: without those that operators discarded for it, and with
+those that they edited replaced.
 
-The topic itself never changes: it holds what producers sent. What persons did for one group is in the view
-``%group-acts``:
+The topic itself never changes. What operators did for one group is in the view ``%group-acts``:
 
-1. Of two acts on one place the later one counts. *retry* changes nothing: the group gets the same again.
-2. *discard* counts until a *reset* brings the group back to the place or before it: then it is delivered again, edited
-   if it was.
+1. Of two acts on one place the later one counts. *retry* changes nothing: the same message is delivered again.
+2. *discard* counts until a *reset* moves the group back to the place or before it: then the message is delivered again,
+   edited if it was.
 3. *edit* counts until the next edit of the place.
 
-Each step is a join by place (shard, topic, queue, offset), so any number of acts can be dealt with; few of them are
-sent to where the messages are, which then need not be sent around.
+Each step is a join by place (shard, topic, queue, offset), so the number of acts is not limited. Few acts are broadcast
+to the workers, so that the messages need not be shuffled.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.log import BrokerLog, Log
+from escrowmq.pipeline.log import BrokerLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,25 +36,20 @@ FEW_BYTES = 32 << 20
 messages."""
 
 
-def find_places(log: Log, group: str) -> DataFrame:
+def find_places(log: BrokerLog, group: str) -> DataFrame:
     """Return the places at which a group no longer gets the message of the topic → PLACE, ``_act`` (``discard`` or
     ``edit``), ``_instead`` (a struct of CONTENT)."""
     acts = log.group_acts(group, [*PLACE, "position", "act", *CONTENT])
     edited = f.when(f.col("act") == "edit", f.col("position"))
-    settled = (
-        acts.where(f.col("act").isin("discard", "edit"))
-        .groupBy(*PLACE)
-        .agg(
-            f.max_by("act", "position").alias(ACT),
-            f.max("position").alias("_at"),
-            f.max_by(f.struct(*CONTENT), edited).alias(INSTEAD),
-        )
+    by_place = acts.where(f.col("act").isin("discard", "edit")).groupBy(*PLACE)
+    settled = by_place.agg(
+        f.max_by("act", "position").alias(ACT),
+        f.max("position").alias("_at"),
+        f.max_by(f.struct(*CONTENT), edited).alias(INSTEAD),
     )
-    resets = acts.where(f.col("act") == "reset").select(
-        *PLACE[:3], f.col("offset").alias("_reset_to"), f.col("position").alias("_reset_at")
-    )
-    came_back = resets.groupBy(*PLACE[:3]).agg(f.collect_list(f.struct("_reset_at", "_reset_to")).alias("_resets"))
-    again = f.exists("_resets", lambda one: (one["_reset_at"] > f.col("_at")) & (one["_reset_to"] <= f.col("offset")))
+    resets = f.collect_list(f.struct("position", "offset")).alias("_resets")
+    came_back = acts.where(f.col("act") == "reset").groupBy(*PLACE[:3]).agg(resets)
+    again = f.exists("_resets", lambda one: (one["position"] > f.col("_at")) & (one["offset"] <= f.col("offset")))
     standing = settled.join(f.broadcast(came_back), list(PLACE[:3]), "left")
     brought_back = (f.col(ACT) == "discard") & f.coalesce(again, f.lit(False))
     act = f.when(~brought_back, f.col(ACT)).when(f.col(INSTEAD).isNotNull(), f.lit("edit"))
@@ -84,7 +78,7 @@ def _replace_column(name: str) -> Column:
     return f.col(name)
 
 
-def read_messages(log: Log, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
+def read_messages(log: BrokerLog, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
     """Return the messages of some topics as the group of these places gets them → ``columns``."""
     return apply_edits(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
 
@@ -92,10 +86,8 @@ def read_messages(log: Log, topics: Sequence[str], columns: Collection[str], fou
 def delivered_to(
     spark: SparkSession, url: str, group: str, topic: str, columns: Collection[str] = ("key", "message_id", "body")
 ) -> DataFrame:
-    """Return the messages of ``topic`` that consumer group ``group`` was to handle.
-
-    Use it with :func:`escrowmq.pipeline.audit.compare`, against the effects of the group. ``columns`` are those of
-    format "escrow". All visible messages of the topic count, including pending messages and dead letters of the group.
-    """
+    """Return the messages of ``topic`` that consumer group ``group`` was to handle: all visible ones, including its
+    pending messages and dead letters. Use it with :func:`escrowmq.pipeline.audit.compare`, against the effects of the
+    group. ``columns`` are those of format "escrow"."""
     log = BrokerLog(spark, url)
     return read_messages(log, [topic], list(columns), find_places(log, group))

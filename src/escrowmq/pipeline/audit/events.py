@@ -1,17 +1,17 @@
-"""``events.jsonl``: what happened during a run, one JSON object per line, written by the program that drove it.
+"""``events.jsonl``: the events of a run, one JSON object per line, written by the program that drove it.
 
 Every event has ``at_us`` (microseconds since 1970) and ``event``:
 
 ========  ================================================================
-killed    ``who`` was ended with SIGKILL; ``where`` says at which point
+killed    ``who`` was ended with SIGKILL; ``where`` describes the moment
 started   ``who`` was started (again)
-asked     the broker asked ``who`` about a transaction; ``answer`` is its answer
+asked     ``who`` received a check-back; ``answer`` is its answer
 leads     ``who`` leads the shard from now on; ``epoch``, and ``seconds`` since the last leader was killed
-answered  the first order that was begun after that kill is placed; ``seconds`` since it
-progress  ``who`` has done ``number`` of its units so far
+answered  the first order that began after that kill is placed; ``seconds`` since it
+progress  ``who`` has processed ``number`` of its units so far
 ========  ================================================================
 
-Other events are passed over.
+Other events are ignored.
 """
 
 from __future__ import annotations

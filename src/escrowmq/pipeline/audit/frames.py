@@ -1,10 +1,10 @@
 """The comparison itself, as functions DataFrame → DataFrame: by id and content, never by count.
 
-1. A *witness* is one row that speaks of an id: ``comparison, id, expected (1 or 0), digest``. Both sides of every
-   comparison become witnesses of one frame, so that all comparisons together cost one shuffle.
-2. A *tally* is what all witnesses of one id in one comparison say: how many rows on either side, and the lowest and the
-   highest digest of their content.
-3. A *finding* is what is wrong with a tally:
+1. A *witness* is one row of an id: ``comparison, id, expected (1 or 0), digest``. Both sides of every comparison become
+   witnesses of one frame, so that all comparisons together cost one shuffle.
+2. A *tally* sums up the witnesses of one id in one comparison: the number of rows on either side, and the lowest and
+   the highest digest of their content.
+3. A *finding* is an error in a tally:
 
    ========  =============================================================
    lost      expected, not found
@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit.manifest import KINDS
-from escrowmq.pipeline.audit.rows import NO_ID, Cell, Role, digest
+from escrowmq.pipeline.audit.rows import NO_ID, Cell, Role, Rows, digest
 
 UNDECIDED = ("open", "parked")
 """States of half messages that can still change."""
@@ -46,6 +47,11 @@ def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
     one row per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
+
+
+def find_witnesses(rows: Rows, some: DataFrame) -> DataFrame:
+    """Convert some rows of the frame of ``rows`` to their witnesses in all roles."""
+    return witnesses(rows.open(some), rows.id, rows.map_roles(make_witness))
 
 
 def tally(frames: Sequence[DataFrame]) -> DataFrame:
@@ -78,42 +84,27 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
         for kind in KINDS
         if (judging := [c for c, kinds in enumerate(judges) if kind in kinds])
     ]
-    return tallies.select(
-        "id", "comparison", "expected", "found", f.explode(f.array_compact(f.array(*verdicts))).alias("kind")
-    )
+    kind = f.explode(f.array_compact(f.array(*verdicts))).alias("kind")
+    return tallies.select("id", "comparison", "expected", "found", kind)
 
 
 def undecided(half: DataFrame) -> DataFrame:
     """Convert half messages (``id``, ``state`` text) → findings ``orphaned``: ids of undecided transactions."""
-    return (
-        half.where(f.col("state").isin(*UNDECIDED))
-        .groupBy("id")
-        .agg(f.count("*").alias("found"))
-        .select(
-            "id",
-            f.lit(-1).alias("comparison"),
-            f.lit(0).cast("long").alias("expected"),
-            "found",
-            f.lit("orphaned").alias("kind"),
-        )
-    )
+    found = half.where(f.col("state").isin(*UNDECIDED)).groupBy("id").agg(f.count("*").alias("found"))
+    comparison, expected = f.lit(-1).alias("comparison"), f.lit(0).cast("long").alias("expected")
+    return found.select("id", comparison, expected, "found", f.lit("orphaned").alias("kind"))
 
 
-def count_ids_by_kind(found: DataFrame) -> DataFrame:
-    """Count findings → ``kind, ids``: distinct ids of each kind; one id with several findings counts once."""
-    return found.groupBy("kind").agg(f.countDistinct("id").alias("ids"))
-
-
-def count_ids_by_comparison(found: DataFrame) -> DataFrame:
-    """Count findings → ``comparison, ids``: distinct ids found wrong by each comparison."""
-    return found.groupBy("comparison").agg(f.countDistinct("id").alias("ids"))
+def count_ids(found: DataFrame, by: str) -> dict[Any, int]:
+    """Count the distinct ids of findings by ``kind`` or ``comparison``; one id with several findings counts once."""
+    counted = found.groupBy(by).agg(f.countDistinct("id").alias("ids")).collect()
+    return {row[by]: row["ids"] for row in counted}
 
 
 def count_sides(tallies: DataFrame) -> DataFrame:
     """Convert tallies → one row per comparison: ``comparison, ids, expected, found`` (ids, and rows of either side)."""
-    return tallies.groupBy("comparison").agg(
-        f.count("*").alias("ids"), f.sum("expected").alias("expected"), f.sum("found").alias("found")
-    )
+    sums = [f.sum(name).alias(name) for name in ("expected", "found")]
+    return tallies.groupBy("comparison").agg(f.count("*").alias("ids"), *sums)
 
 
 def find_common_ids(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:

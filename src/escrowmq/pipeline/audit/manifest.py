@@ -74,6 +74,10 @@ class Comparison:
     columns: tuple[str, ...]
     judges: tuple[str, ...] = KINDS
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        return self.expected, self.found
+
 
 def of_group(name: str) -> tuple[str, str]:
     """Return the consumer group and topic of a side ``group:GROUP/TOPIC``."""
@@ -114,15 +118,13 @@ class Manifest:
         """Read the manifest of a run folder. Raises Misuse(BAD_ARGUMENT) with the mistake."""
         path = folder / NAME
         if not path.is_file():
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"{folder} is not a run folder: it has no {NAME}", "`escrowmq demo` makes one"
-            )
+            text = f"{folder} is not a run folder: it has no {NAME}"
+            raise Misuse(Code.BAD_ARGUMENT, text, "`escrowmq demo` makes one")
         try:
             return cls.of(folder, json.loads(path.read_text()))
-        except KeyError as problem:
-            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: it has no field {problem}", _HINT) from problem
-        except (ValueError, TypeError, AttributeError) as problem:
-            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {problem}", _HINT) from problem
+        except (KeyError, ValueError, TypeError, AttributeError) as problem:
+            why = f"it has no field {problem}" if isinstance(problem, KeyError) else problem
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {why}", _HINT) from problem
 
     @classmethod
     def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
@@ -164,25 +166,19 @@ class Manifest:
     def _check(self) -> None:
         for topic, id in self.ids.items():
             if topic not in self.topics or id not in IDS:
-                raise ValueError(
-                    f"the id of {topic!r} is {id!r}; ids are {' or '.join(IDS)} of the topics of the manifest"
-                )
+                ids = " or ".join(IDS)
+                raise ValueError(f"the id of {topic!r} is {id!r}; ids are {ids} of the topics of the manifest")
         for name, table in self.tables.items():
             kind, url, _ = table.database.partition("://")
             if url:
                 raise ValueError(
                     f"table {name!r} is in a database by URL ({kind}://...), and the audit reads SQLite files beside "
-                    "the manifest; "
-                    "compare others with escrowmq.pipeline.audit.compare (docs/audit.md)"
+                    "the manifest; compare others with escrowmq.pipeline.audit.compare (docs/audit.md)"
                 )
-        known: dict[str, Collection[str]] = {
-            "table": self.tables,
-            "file": self.files,
-            "topic": self.topics,
-            "half": self.topics,
-        }
+        known: dict[str, Collection[str]] = {"table": self.tables, "file": self.files}
+        known |= dict.fromkeys(("topic", "half"), self.topics)
         for comparison in self.comparisons:
-            for side in (comparison.expected, comparison.found):
+            for side in comparison.sides:
                 kind, _, name = side.partition(":")
                 group, topic = of_group(name) if kind == "group" else ("", "")
                 if name not in known.get(kind, ()) and not (is_name(group) and topic in self.topics):

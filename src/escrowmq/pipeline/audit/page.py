@@ -15,8 +15,8 @@ from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.verdict import Verdict
 from escrowmq.pipeline.coverage import describe_beginnings
 from escrowmq.pipeline.pages import charts, svg
-from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
-from escrowmq.pipeline.pages.svg import Mark, Series
+from escrowmq.pipeline.pages.html import document, figure, figures, section, table
+from escrowmq.pipeline.pages.svg import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, Mark, Series
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,13 +26,6 @@ BUCKETS = 160
 """Number of points in time in a chart."""
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
-_DECIDERS = (
-    ("producer", "decided by the producer", BLUE),
-    ("check", "decided by a check-back", GREEN),
-    ("operator", "decided by the operator", AMBER),
-    ("exhausted", "checks exhausted", RED),
-    ("retention", "expired", SLATE),
-)
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
 
@@ -68,71 +61,53 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
     """Return the whole page as text. Its foot states how and when it was made."""
-    parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
-    parts += [_kills(events, pictures), _leaders(events, pictures)]
+    parts = [_head(verdict)]
+    if pictures.over_time:
+        parts += [draw(pictures, events) for draw in (_states, _escrow, _draw_checks)] + [_latency(pictures)]
+    parts += [_comparisons(verdict), _findings(verdict), _kills(events, pictures), _leaders(events, pictures)]
     return document("EscrowMQ audit", "".join(parts), command=command, made=made)
 
 
 def _head(verdict: Verdict) -> str:
-    words = "All sides agree" if verdict.agrees else "The sides disagree"
-    mood = "agree" if verdict.agrees else "disagree"
-    unseen = (
-        f'<p class="note">The log may be incomplete: {escape(verdict.incomplete)}.</p>' if verdict.incomplete else ""
-    )
+    mood, words = ("agree", "All sides agree") if verdict.agrees else ("disagree", "The sides disagree")
+    note = f"The log may be incomplete: {escape(verdict.incomplete)}."
+    unseen = f'<p class="note">{note}</p>' if verdict.incomplete else ""
     plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
-    judged = ("lost", "repeated", "altered", "leaked", "orphaned")
-    figures = "".join(figure(name, getattr(verdict, name), "") for name in plain)
-    judgement = "".join(figure(name, v := getattr(verdict, name), "bad" if v else "good") for name in judged)
+    judged = {name: getattr(verdict, name) for name in ("lost", "repeated", "altered", "leaked", "orphaned")}
     return (
         "<h1>Did every message reach everyone it concerns, once?</h1>"
         '<p class="lead">The producer’s database, the broker’s log and every consumer’s database, '
-        "compared by id and content on Spark.</p>"
-        f'<div class="verdict {mood}">{words}</div>{unseen}<div class="figures">{figures}</div>'
-        f'<div class="figures">{judgement}</div>'
+        f'compared by id and content on Spark.</p><div class="verdict {mood}">{words}</div>{unseen}'
+        + figures(*(figure(name, getattr(verdict, name)) for name in plain))
+        + figures(*(figure(name, value, "bad" if value else "good") for name, value in judged.items()))
     )
-
-
-def _charts(pictures: Pictures, events: Events) -> str:
-    if not pictures.over_time:
-        return ""
-    return _states(pictures, events) + _escrow(pictures, events) + _draw_checks(pictures, events) + _latency(pictures)
 
 
 def _states(pictures: Pictures, events: Events) -> str:
     series = [
-        Series(label, color, _cumulative(pictures, event))
-        for event, label, color in (
-            ("prepared", "prepared", SLATE),
-            ("committed", "committed", BLUE),
-            ("rolled_back", "rolled back", AMBER),
-        )
+        Series(event.replace("_", " "), color, [0, *accumulate(pictures.over_time.get(event, [0] * BUCKETS))])
+        for event, color in (("prepared", SLATE), ("committed", BLUE), ("rolled_back", AMBER))
     ]
     consumers = [who for who in dict.fromkeys(e["who"] for e in events.of("progress")) if who != "shop"]
     for who, color in zip(consumers, _CONSUMER_COLORS, strict=False):
         steps = [(_seconds(e["at_us"], pictures), e["number"]) for e in events.of("progress") if e["who"] == who]
-        steps = [(0.0, 0), *[step for step in steps if step[0] > 0]]
-        xs, values = [step[0] for step in steps], [step[1] for step in steps]
+        xs, values = zip((0.0, 0), *[step for step in steps if step[0] > 0], strict=True)
         series.append(Series(f"{who} applied", color, values, dashed=True, x=xs))
     axes = _time_axis(pictures, events)
     chart = svg.lines("Transactions over time", _times(pictures), series, y_label="transactions", **axes)
-    return section(
-        "States over time",
-        "How many transactions were prepared and decided, and how many messages each consumer had applied. "
-        "A triangle marks a kill -9.",
-        chart,
-    )
+    note = "Prepared and decided transactions, and messages that each consumer had applied. A triangle marks a kill -9."
+    return section("States over time", note, chart)
 
 
 def _escrow(pictures: Pictures, events: Events) -> str:
     counts = dict(pictures.over_time)
     begun = counts.pop("prepared", [0] * BUCKETS)
     chart = charts.in_escrow(begun, counts.values(), pictures.bucket_us / 1e6, **_time_axis(pictures, events))
-    return section(
-        "In escrow",
-        "Transactions whose half messages are stored and whose decision is still out. What a killed producer leaves "
-        "behind stays here until the check-back settles it.",
-        chart,
+    note = (
+        "Transactions whose half messages are stored and that are not decided. Those of a killed producer stay here "
+        "until a check-back decides them."
     )
+    return section("In escrow", note, chart)
 
 
 def _draw_checks(pictures: Pictures, events: Events) -> str:
@@ -140,41 +115,23 @@ def _draw_checks(pictures: Pictures, events: Events) -> str:
     if not asked:
         return ""
     wide = _times(pictures)[::2]
-    answers = {
-        "commit": ("answered commit", GREEN),
-        "rollback": ("answered rollback", AMBER),
-        "unknown": ("unknown", SLATE),
-    }
     series = []
-    for answer, (label, color) in answers.items():
-        at = Counter(
-            min(max(int(_seconds(e["at_us"], pictures) / (wide[1] - wide[0])), 0), len(wide) - 2)
-            for e in asked
-            if e["answer"] == answer
-        )
+    for answer, color in {"commit": GREEN, "rollback": AMBER, "unknown": SLATE}.items():
+        places = [_seconds(e["at_us"], pictures) // wide[1] for e in asked if e["answer"] == answer]
+        at = Counter(min(max(int(place), 0), len(wide) - 2) for place in places)
         if at:
-            series.append(Series(label, color, [at[n] for n in range(len(wide) - 1)]))
-    chart = svg.bars(
-        "Checks asked",
-        wide,
-        series,
-        x_ticks=[(t, f"{t:g} s") for t in svg.nice_ticks(wide[-1], 8) if t <= wide[-1]],
-        y_label="questions",
-        height=charts.HEIGHT,
-        **_time_axis(pictures, events),
-    )
-    return section(
-        "Checks asked",
-        "Each bar counts questions of the broker to the shop about transactions that stayed undecided too long, by the "
-        "shop’s answer.",
-        chart,
-    )
+            series.append(Series(f"answered {answer}", color, [at[n] for n in range(len(wide) - 1)]))
+    ticks = [(t, f"{t:g} s") for t in svg.nice_ticks(wide[-1], 8) if t <= wide[-1]]
+    axes = {"x_ticks": ticks, "y_label": "checks", "height": charts.HEIGHT, **_time_axis(pictures, events)}
+    chart = svg.bars("Check-backs", wide, series, **axes)
+    note = "Checks of transactions that stayed undecided too long, by the shop’s answer."
+    return section("Check-backs", note, chart)
 
 
 def _latency(pictures: Pictures) -> str:
     found = pictures.latencies
-    chart = charts.latency((label, color, found[by]) for by, label, color in _DECIDERS if by in found)
-    note = "How long a transaction was in escrow, by who decided it."
+    named = ((label, color, found[by]) for by, (label, color) in charts.DECIDERS.items() if by in found)
+    chart, note = charts.latency(named), "How long a transaction was in escrow, by who decided it."
     return section("Latency of decisions", note, chart) if chart else ""
 
 
@@ -184,13 +141,10 @@ def _comparisons(verdict: Verdict) -> str:
         for s in verdict.comparisons
     ]
     heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
-    note = "Each line lays two sides beside each other, id by id."
+    note = "Each line compares two sides, id by id."
     if verdict.beginnings:
         begin = escape(describe_beginnings(verdict.beginnings))
-        note += (
-            f" The log does not hold all that was ever in it ({begin}): what left before, by retention or by hand, "
-            "cannot be compared."
-        )
+        note += f" The log does not begin at its first message ({begin}): earlier messages cannot be compared."
     return section("What was compared", note, table(heads, rows))
 
 
@@ -198,17 +152,10 @@ def _findings(verdict: Verdict) -> str:
     if not verdict.findings:
         return ""
     shown = verdict.findings[:_MOST_ROWS]
-    rows = [
-        [
-            f'<td class="kind">{escape(f.kind)}</td>',
-            f"<code>{escape(f.id)}</code>",
-            escape(f.between),
-            str(f.expected),
-            str(f.found),
-            escape(f.reason),
-        ]
-        for f in shown
-    ]
+    rows = []
+    for f in shown:
+        name = [f'<td class="kind">{escape(f.kind)}</td>', f"<code>{escape(f.id)}</code>"]
+        rows.append([*name, escape(f.between), str(f.expected), str(f.found), escape(f.reason)])
     more = verdict.findings_in_all - len(shown)
     note = f"{more:,} more are not shown." if more > 0 else ""
     return section("Findings", note, table(["kind", "id", "between", "#expected", "#found", "why"], rows))
@@ -220,9 +167,8 @@ def _kills(events: Events, pictures: Pictures) -> str:
     rows = [
         [f"{_seconds(e['at_us'], pictures):.1f} s", escape(e["who"]), escape(e.get("where", ""))] for e in events.kills
     ]
-    return section(
-        "Kills", "Each process was ended with SIGKILL and started again.", table(["#at", "who", "where"], rows)
-    )
+    note = "Each process was ended with SIGKILL and started again."
+    return section("Kills", note, table(["#at", "who", "where"], rows))
 
 
 def _leaders(events: Events, pictures: Pictures) -> str:
@@ -248,10 +194,6 @@ def _leaders(events: Events, pictures: Pictures) -> str:
 def _times(pictures: Pictures) -> list[float]:
     """Return seconds at the end of each bucket, 0 in front."""
     return [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
-
-
-def _cumulative(pictures: Pictures, event: str) -> list[int]:
-    return [0, *accumulate(pictures.over_time.get(event, [0] * BUCKETS))]
 
 
 def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:

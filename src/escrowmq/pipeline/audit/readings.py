@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ from escrowmq.outbox import engines
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.frames import make_witness
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table, of_group
+from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
-from escrowmq.pipeline.log import Log
+from escrowmq.pipeline.log import BrokerLog
 from escrowmq.pipeline.sql.source import CELLS, SOURCE, read_texts
 from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
 
@@ -32,7 +32,7 @@ _BODY = "_fields"
 class Readings:
     """All sides of one run."""
 
-    def __init__(self, spark: SparkSession, manifest: Manifest, log: Log) -> None:
+    def __init__(self, spark: SparkSession, manifest: Manifest, log: BrokerLog) -> None:
         self.spark = spark
         self._manifest = manifest
         self.log = log
@@ -55,17 +55,15 @@ class Readings:
         one for each file."""
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
-            columns = compared_columns(c)
-            roles.setdefault(c.expected, []).append(Role(number, True, columns))
-            roles.setdefault(c.found, []).append(Role(number, False, columns))
+            for side, is_expected in zip(c.sides, (True, False), strict=True):
+                roles.setdefault(side, []).append(Role(number, is_expected, compared_columns(c)))
         of = {
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "group", "file")
         }
         made = [self._read_file(name, its) for name, its in of["file"].items()]
-        made += [self._read_tables(of["table"])] if of["table"] else []
-        made += [self._read_topics(of["topic"])] if of["topic"] else []
-        made += [self._read_halves(of["half"])] if of["half"] else []
+        together = (("table", self._read_tables), ("topic", self._read_topics), ("half", self._read_halves))
+        made += [read(of[kind]) for kind, read in together if of[kind]]
         by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
         for name, its in of["group"].items():
             group, topic = of_group(name)
@@ -74,10 +72,8 @@ class Readings:
         return made
 
     def read_half(self) -> DataFrame:
-        """Return all half messages → ``transaction, checks, stored_us, hashed, id, state``.
-
-        Rows are small: the id is hashed. The id itself and the state are included only for undecided transactions.
-        """
+        """Return all half messages → ``transaction, checks, stored_us, hashed, id, state``. Rows are small: the id is
+        hashed. The id itself and the state are included only for undecided transactions."""
         open_ = f.col("state").isin(*frames.UNDECIDED)
         return timeline.select_half(
             self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]),
@@ -88,23 +84,18 @@ class Readings:
 
     def _read_tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the rows of tables: the number of the read, and the cells with the id first."""
-        reads = [self._plan_read(self._manifest.tables[name], _list_columns(its)) for name, its in roles.items()]
+        reads = []
+        for name, its in roles.items():
+            table = self._manifest.tables[name]
+            url = readonly_url((self._manifest.folder / table.database).resolve())
+            where = tuple((column, "=", text) for column, text in table.where.items())
+            reads.append(SqlRead(url, table.table, (table.id, *_list_columns(its)), where, texts=True))
         frame = read_texts(self.spark, reads)  # which also checks that all is there
-        speakers = [
-            Speaker(
-                its,
-                _make_cell(read.columns),
-                f.col(SOURCE) == number,
-                unique=self._manifest.tables[name].unique and is_unique(read, read.columns[0]),
-            )
-            for number, ((name, its), read) in enumerate(zip(roles.items(), reads, strict=True))
-        ]
+        speakers = []
+        for number, ((name, its), read) in enumerate(zip(roles.items(), reads, strict=True)):
+            unique = self._manifest.tables[name].unique and is_unique(read, read.columns[0])
+            speakers.append(Speaker(its, _make_cell(read.columns), f.col(SOURCE) == number, unique))
         return Rows(frame, f.col(CELLS)[0], tuple(speakers))
-
-    def _plan_read(self, table: Table, columns: Sequence[str]) -> SqlRead:
-        url = readonly_url((self._manifest.folder / table.database).resolve())
-        where = tuple((name, "=", text) for name, text in table.where.items())
-        return SqlRead(url, table.table, (table.id, *columns), where, texts=True)
 
     def _read_file(self, name: str, roles: tuple[Role, ...]) -> Rows:
         """Return the rows of a Parquet file in the run folder, or at a URL that Spark knows."""
@@ -122,33 +113,25 @@ class Readings:
 
     def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the committed messages of topics, as consumers see them."""
-        frame = self.log.topics(list(roles), self._list_needed(roles))
-        slim = self.log.topics(list(roles), self._id_columns)
-        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
+        return self._make_rows(roles, lambda columns: self.log.topics(list(roles), columns))
 
     def _read_delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the messages of topics that a consumer group was to handle."""
         found = delivered.broadcast_if_few(self.find_places(group))
-        frame, slim = (
-            delivered.read_messages(self.log, list(roles), columns, found)
-            for columns in (sorted(self._list_needed(roles)), self._id_columns)
-        )
-        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
+        return self._make_rows(roles, lambda cs: delivered.read_messages(self.log, list(roles), sorted(cs), found))
 
     def read_versions(self, group: str, topic: str, role: Role) -> DataFrame:
         """Return the messages that were discarded or edited for a group → PLACE, ``_act``; ``id, message_id, digest``
         of the original; ``new_id, new_message_id, new_digest`` of the edited message, null if there is none."""
         roles = {topic: (role,)}
         columns = sorted({*self._list_needed(roles), "message_id", *delivered.PLACE})
-        old = self.log.topics([topic], columns).join(
-            delivered.broadcast_if_few(self.find_places(group)), list(delivered.PLACE)
-        )
-        instead = f.col(delivered.INSTEAD)
-        given = {name: instead[name] for name in delivered.CONTENT if name in columns}
-        new = old.withColumns(
-            given | ({"transaction_id": f.lit(None).cast("binary")} if "transaction_id" in columns else {})
-        )
-        told = [
+        places = delivered.broadcast_if_few(self.find_places(group))
+        old = self.log.topics([topic], columns).join(places, list(delivered.PLACE))
+        given = {name: f.col(delivered.INSTEAD)[name] for name in delivered.CONTENT if name in columns}
+        if "transaction_id" in columns:
+            given["transaction_id"] = f.lit(None).cast("binary")
+        new = old.withColumns(given)
+        versions = [
             side.withColumns(dict(_list_made_columns(roles))).select(
                 *delivered.PLACE,
                 *([delivered.ACT] if not prefix else []),
@@ -158,7 +141,7 @@ class Readings:
             )
             for prefix, side in (("", old), ("new_", new.where(f.col(delivered.ACT) == "edit")))
         ]
-        return told[0].join(told[1], list(delivered.PLACE), "left")
+        return versions[0].join(versions[1], list(delivered.PLACE), "left")
 
     @property
     def _id_columns(self) -> list[str]:
@@ -180,32 +163,34 @@ class Readings:
     def _read_halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
-        frame = self.log.half(self._list_needed(roles) | {"state"}).where(wanted)
-        slim = self.log.half([*self._id_columns, "state"]).where(wanted)
-        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
+        return self._make_rows(roles, lambda columns: self.log.half({*columns, "state"}).where(wanted))
+
+    def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
+        """Return the rows of messages; ``read`` reads some of their columns."""
+        speakers = tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
+        frame, slim = read(self._list_needed(roles)), read(self._id_columns)
+        return Rows(frame, self.id, speakers, _list_made_columns(roles), slim)
 
 
 def compared_columns(comparison: Comparison) -> tuple[str, ...]:
     """Return the columns of a comparison, as both sides are read."""
-    sides = (comparison.expected, comparison.found)
-    between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in sides)
-    return tuple(_name_stored(name) if between_messages else name for name in comparison.columns)
+    # Between two sides of messages the stored form is enough, and cheaper than text.
+    between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in comparison.sides)
+    stored = MESSAGE_COLUMNS if between_messages else ()
+    return tuple(_STORED + name if name in stored else name for name in comparison.columns)
 
 
 def is_unique(read: SqlRead, column: str) -> bool:
-    """Return whether no two rows of a read can have the same text in ``column``.
-
-    True if a unique index or primary key covers it, and all its values there have one type, text or integer.
-    """
+    """Return whether no two rows of a read can have the same text in ``column``: a unique index or primary key covers
+    it, and all its values there have one type, text or integer."""
     with engines.opened(read.url) as engine, engine.connect() as connection:
         indexed = _find_unique_index(connection, read.table, {column, *(name for name, _, _ in read.where)})
         if indexed is None:
             return False
         for name in indexed:  # 1 and '1', or two nulls, are different to an index
             value: sa.ColumnClause[Any] = sa.column(name)
-            kinds = set(
-                connection.scalars(sa.select(sa.func.typeof(value)).select_from(sa.table(read.table)).distinct())
-            )
+            types = sa.select(sa.func.typeof(value)).select_from(sa.table(read.table)).distinct()
+            kinds = set(connection.scalars(types))
             if len(kinds) > 1 or not kinds <= {"text", "integer"}:
                 return False
     return True
@@ -216,8 +201,7 @@ def _find_unique_index(connection: sa.Connection, table: str, within: set[str]) 
     none."""
     listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
     for (index,) in connection.exec_driver_sql(listed, (table,)).all():
-        columns = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,))
-        names = [row[0] for row in columns]
+        names = list(connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,)).scalars())
         if within.issuperset(names):  # a null stands for an expression
             return names
     keys = "SELECT name, upper(type) FROM pragma_table_info(?) WHERE pk"
@@ -235,10 +219,6 @@ def _make_cell(columns: Sequence[str]) -> Cell:
     """Return a function that finds a cell of a table row. ``columns`` are the id, which may occur again, and the
     others."""
     return lambda name: f.col(CELLS)[columns.index(name, 1)]
-
-
-def _make_speakers(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
-    return tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
 
 
 def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
@@ -260,21 +240,10 @@ def _message_cell(name: str) -> Column:
     return f.col(f"_{name}") if name in _OWN else f.col(_BODY)[name]
 
 
-def _name_stored(name: str) -> str:
-    """Return the name of a column in stored form. Between two sides of messages that form is enough, and cheaper than
-    text."""
-    return _STORED + name if name in MESSAGE_COLUMNS else name
-
-
 def _sort_properties() -> Column:
     """Return the properties in a fixed order. Few rows need sorting."""
     entries = f.map_entries(f.col("properties"))
     return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
-
-
-def _format_properties() -> Column:
-    """Return the properties as text, in a fixed order."""
-    return f.to_json(_sort_properties())
 
 
 def _to_hex(column: Column) -> Column:
@@ -284,13 +253,10 @@ def _to_hex(column: Column) -> Column:
 def _format_transaction() -> Column:
     """Format the 16 bytes of a transaction id as ``str(TransactionId)`` does: SHARD-EPOCH-POSITION, hexadecimal."""
     digits = _to_hex(f.col("transaction_id"))
-    epoch, position = (_strip_zeros(f.substring(digits, start, size)) for start, size in ((9, 8), (17, 16)))
+    epoch, position = (
+        f.regexp_replace(f.substring(digits, start, size), "^0+(?=.)", "") for start, size in ((9, 8), (17, 16))
+    )
     return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)
-
-
-def _strip_zeros(digits: Column) -> Column:
-    left = f.ltrim(digits, f.lit("0"))
-    return f.when(left == "", "0").otherwise(left)
 
 
 _STORED = "stored "
@@ -298,7 +264,7 @@ _OWN: dict[str, Callable[[], Column]] = {
     "message_id": lambda: _to_hex(f.col("message_id")),
     "transaction_id": _format_transaction,
     "tag": lambda: f.col("tag"),
-    "properties": _format_properties,
+    "properties": lambda: f.to_json(_sort_properties()),
     "body": lambda: f.col("body"),
     **{_STORED + name: partial(f.col, name) for name in MESSAGE_COLUMNS},
     _STORED + "properties": _sort_properties,

@@ -1,19 +1,15 @@
-"""Reasons why an id does not agree: what the log knows of the findings that are named.
+"""Reasons for findings, as far as the log shows them.
 
-Between what a consumer group is to have handled and what it did, an id can be wrong because a person replaced or
-discarded its message, and the consumer did not follow: it had the effect of both, of neither, of the old one. Then the
-finding says so, with both message ids. Of an effect without a message it says that neither the topic nor an edit has
-it.
-
-Only the ids that are named (some hundred) are looked for, so this costs a pass over the messages and a column of ids,
-and nothing where all agrees.
+An effect of a consumer group can differ from its message because an operator edited or discarded the message and the
+consumer did not follow: it applied both versions, none, or the old one. Then the finding states both message ids. For
+an effect without a message it states that neither the topic nor an edit has it. Only the named ids (some hundred) are
+read, in one pass over the messages and a column of ids; without findings this costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import functions as f
@@ -34,38 +30,19 @@ Wrong = Mapping[str, Any]
 """A finding: ``kind, id, comparison, expected, found``."""
 
 
-@dataclass(slots=True)
-class _Effects:
-    """The found side's rows of each id: how often each content occurs, by its digest."""
-
-    of: dict[str, Counter[int]] = field(default_factory=dict)
-
-    def count(self, id: str | None, digest: int | None) -> int:
-        """Return how often an id occurs with this content."""
-        return 0 if id is None or digest is None else self.of.get(id, Counter())[digest]
-
-    def has_other(self, ids: Collection[str | None], known: Collection[int | None]) -> bool:
-        """Return whether one of the ids occurs with content other than the known."""
-        return any(digest not in known for id in ids if id is not None for digest in self.of.get(id, ()))
+_Effects = Counter[tuple[str, int]]
+"""How often each id occurs with each content, by its digest, in the found side."""
 
 
-Reasons = dict[tuple[int, str, str], str]
-"""Texts by comparison, id and kind."""
-Explain = Callable[[Iterable[Wrong]], Reasons]
-
-
-def explain_findings(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Iterable[Wrong]) -> Reasons:
-    """Explain findings as far as the log shows. ``covered``: what the log no longer contains. Findings without an
-    explanation get ""."""
-    every = list(wrong)
-    known = _find_known(manifest, readings, every)
-    told: Reasons = {}
-    for one in every:
-        number, id, kind = one["comparison"], one["id"], one["kind"]
-        reason = known.get((number, id), "")
-        unseen = _explain_unseen(manifest.comparisons[number], kind, covered) if number >= 0 else []
-        told[number, id, kind] = "; or ".join(text for text in (reason, *unseen) if text)
-    return told
+def explain_findings(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Sequence[Wrong]) -> list[str]:
+    """Explain each finding as far as the log shows ("": not at all). ``covered``: what the log no longer contains."""
+    known = _find_known(manifest, readings, wrong)
+    reasons = []
+    for one in wrong:
+        number = one["comparison"]
+        unseen = _explain_unseen(manifest.comparisons[number], one["kind"], covered) if number >= 0 else []
+        reasons.append("; or ".join(text for text in (known.get((number, one["id"])), *unseen) if text))
+    return reasons
 
 
 def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> list[str]:
@@ -76,8 +53,8 @@ def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> lis
     topic = of_group(name)[1] if where == "group" else name
     sources = {"topic": {topic}, "group": {topic}, "half": {HALF_VIEW_NAME}}.get(where, set())
     mine = [one for one in covered.beginnings if one.source in sources]
-    told = [f"it may have left the log by retention or by hand: {describe_beginnings(mine)}"] if mine else []
-    return told + (["it may be among what was acknowledged last"] if sources and covered.incomplete else [])
+    reasons = [f"it may have left the log by retention or by hand: {describe_beginnings(mine)}"] if mine else []
+    return reasons + (["it may be among what was acknowledged last"] if sources and covered.incomplete else [])
 
 
 def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
@@ -86,11 +63,11 @@ def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) 
     for one in wrong:
         if one["comparison"] >= 0 and manifest.comparisons[one["comparison"]].expected.startswith("group:"):
             named.setdefault(one["comparison"], {}).setdefault(one["id"], one["kind"])
-    told: dict[tuple[int, str], str] = {}
-    for number, kinds in named.items():
-        for id, reason in _explain_group(manifest.comparisons[number], readings, kinds).items():
-            told[number, id] = reason
-    return told
+    return {
+        (number, id): reason
+        for number, kinds in named.items()
+        for id, reason in _explain_group(manifest.comparisons[number], readings, kinds).items()
+    }
 
 
 def _explain_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, str]) -> dict[str, str]:
@@ -100,68 +77,53 @@ def _explain_group(comparison: Comparison, readings: Readings, kinds: Mapping[st
     versions = readings.read_versions(group, topic, role).where(f.col("id").isin(ids) | f.col("new_id").isin(ids))
     changed = [row.asDict() for row in versions.orderBy(*delivered.PLACE).limit(_MOST_ROWS).collect()]
     of_pairs = {id for row in changed for id in (row["id"], row["new_id"]) if id is not None}
-    effects = _read_effects(comparison, readings, of_pairs) if changed else _Effects()
-    told: dict[str, str] = {}
+    effects = _read_effects(comparison, readings, of_pairs) if changed else Counter()
+    reasons: dict[str, str] = {}
     for row in changed:
-        reason = (
-            _explain_discarded(row, group, effects)
-            if row[delivered.ACT] == "discard"
-            else _explain_edited(row, group, effects)
-        )
+        reason = _explain_act(row, group, effects)
         for id in {row["id"], row["new_id"]} & kinds.keys():
-            told.setdefault(id, reason)
-    lost = [id for id, kind in kinds.items() if kind == "lost" and id not in told]
+            reasons.setdefault(id, reason)
+    lost = [id for id, kind in kinds.items() if kind == "lost" and id not in reasons]
     dead = _find_dead_letters(readings, group, topic, lost)
     for id, kind in kinds.items():
         if id in dead:
-            told.setdefault(id, f"it is a dead letter of consumer group {group} and waits for a person")
+            reasons.setdefault(id, f"it is a dead letter of consumer group {group} and waits for a person")
         if kind == "leaked":
-            told.setdefault(id, f"neither topic {topic} nor an edit by hand for consumer group {group} has it")
+            reasons.setdefault(id, f"neither topic {topic} nor an edit by hand for consumer group {group} has it")
         if kind == "altered":
-            told.setdefault(id, f"no edit by hand for consumer group {group} explains it")
-    return told
+            reasons.setdefault(id, f"no edit by hand for consumer group {group} explains it")
+    return reasons
 
 
-def _explain_edited(row: Wrong, group: str, effects: _Effects) -> str:
-    old, new = row["message_id"], row["new_message_id"]
+def _explain_act(row: Wrong, group: str, effects: _Effects) -> str:
+    if row[delivered.ACT] == "discard":
+        had = effects[row["id"], row["digest"]]
+        what = "it had its effect nevertheless" if had else "what is there is not its effect"
+        return f"{row['message_id']} was discarded by hand for consumer group {group}: {what}"
+    replaced = f"{row['new_message_id']} stands in place of {row['message_id']} for consumer group {group}"
     if (row["id"], row["digest"]) == (row["new_id"], row["new_digest"]):
-        return (
-            f"{new} stands in place of {old} for consumer group {group}, and the compared columns do not tell them "
-            "apart"
-        )
-    had_old, had_new = (
-        effects.count(row["id"], row["digest"]),
-        effects.count(row["new_id"], row["new_digest"]),
-    )
+        return f"{replaced}, and the compared columns do not tell them apart"
+    had_old, had_new = effects[row["id"], row["digest"]], effects[row["new_id"], row["new_digest"]]
+    ids, digests = {row["id"], row["new_id"]}, {row["digest"], row["new_digest"]}
     if had_old and had_new:
         what = "both had their effect"
     elif had_old:
         what = "the old one had its effect, and the new one did not"
-    elif effects.has_other((row["id"], row["new_id"]), (row["digest"], row["new_digest"])):
+    elif any(id in ids and digest not in digests for id, digest in effects):
         what = "there is an effect that is of neither"
     else:
         what = "neither had its effect" if not had_new else f"the new one had its effect {had_new} times"
-    return f"{new} stands in place of {old} for consumer group {group}, by an edit by hand: {what}"
-
-
-def _explain_discarded(row: Wrong, group: str, effects: _Effects) -> str:
-    had = effects.count(row["id"], row["digest"])
-    what = "it had its effect nevertheless" if had else "what is there is not its effect"
-    return f"{row['message_id']} was discarded by hand for consumer group {group}: {what}"
+    return f"{replaced}, by an edit by hand: {what}"
 
 
 def _read_effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
     """Return the rows of the found side for some ids, read as in this comparison."""
-    found = _Effects()
+    found: _Effects = Counter()
     for rows in readings.read_rows([comparison]):
         if all(role.expected for speaker in rows.speakers for role in speaker.roles):
             continue
-        few = rows.open(rows.frame.where(rows.known_id.isin(list(ids))))
-        said = (
-            frames.witnesses(few, rows.id, rows.map_roles(frames.make_witness)).where("expected = 0").limit(_MOST_ROWS)
-        )
-        for row in said.collect():
-            found.of.setdefault(row["id"], Counter())[row["digest"]] += 1
+        said = frames.find_witnesses(rows, rows.frame.where(rows.known_id.isin(list(ids)))).where("expected = 0")
+        found.update((row["id"], row["digest"]) for row in said.limit(_MOST_ROWS).collect())
     return found
 
 

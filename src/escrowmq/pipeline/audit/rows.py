@@ -33,21 +33,28 @@ class Speaker:
     where: Column | None = None
     unique: bool = False
 
+    @property
+    def comparisons(self) -> set[int]:
+        return {role.comparison for role in self.roles}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
-
     ``made`` are expensive columns from which cells are made, such as parsed JSON; they are computed once per row, and
     only for the rows that are needed. ``slim`` has the same rows with only the columns that ``id`` and the speakers'
-    ``where`` need.
-    """
+    ``where`` need."""
 
     frame: DataFrame
     id: Column
     speakers: tuple[Speaker, ...]
     made: Mapping[str, Column] = field(default_factory=dict)
     slim: DataFrame | None = None
+
+    @property
+    def comparisons(self) -> set[int]:
+        """The comparisons in which a side of this frame has a role."""
+        return set().union(*[speaker.comparisons for speaker in self.speakers])
 
     def open(self, frame: DataFrame) -> DataFrame:
         """Add the columns of ``made`` to some rows of the frame."""
@@ -65,21 +72,14 @@ class Rows:
 
     def select_own(self, values: Sequence[Sequence[Column]]) -> Column:
         """Return an array of the values of a row's own speaker."""
-        pairs = zip(self.speakers, values, strict=True)
-        arrays = [
-            f.array(*its) if speaker.where is None else f.when(speaker.where, f.array(*its))
-            for speaker, its in pairs
-            if its
-        ]
-        return f.coalesce(*arrays)
+        pairs = [(one.where, f.array(*its)) for one, its in zip(self.speakers, values, strict=True) if its]
+        return f.coalesce(*[its if where is None else f.when(where, its) for where, its in pairs])
 
 
 def digest(cells: Sequence[Column], *before: Column) -> Column:
     """Return a 64-bit digest of the content of ``cells`` (int64). Equal content has an equal digest on any machine.
-
     ``before`` is hashed first. ``xxhash64`` hashes cell by cell, so the borders between texts count. It skips nulls, so
-    null flags are hashed as well.
-    """
+    null flags are hashed as well."""
     if not cells and not before:
         return f.lit(0).cast("bigint")
     return f.xxhash64(*before, *cells, *[cell.isNull() for cell in cells])

@@ -1,13 +1,13 @@
 """Proves windows (ids grouped by hash) equal by row counts and content hashes, without comparing their rows.
 
-A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and
-side the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the
-rows are, so that only one line per window is sent around. Two windows are *equal* when the counts and both sums (of the
-upper and the lower half of the hash) are: they hold the same rows, as often.
+A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. The rows of each
+window and side are counted, and the hashes of (id, content) summed. Sums do not depend on the order, and are computed
+where the rows are, so only one line per window is shuffled. Two windows are *equal* if their counts and both sums (of
+the upper and the lower half of the hash) are equal: they hold the same rows, as often.
 
-The same rows as often is not yet right: an id may be twice on both sides. So one side of each comparison must be
-*unique* by id in that window: because its database has an index that says so, because its ids have been looked through,
-or because its window is equal to that of a side that is unique there. Windows that are equal and unique are *proven*.
+That is not enough: an id may occur twice on both sides. So one side of each comparison must be *unique* by id in that
+window: its database has a unique index, or its ids were scanned, or its window is equal to that of a side that is
+unique there. Windows that are equal and unique are *proven*.
 
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """
@@ -42,24 +42,19 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     comparison."""
     together = reduce(DataFrame.unionByName, [_sum_windows(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
-    halves = len(_split(f.lit(0)))
     sums = together.groupBy("comparison", "window").agg(
         f.sum(f.col("rows") * f.col("expected")).alias("expected"),
         f.sum(f.col("rows") * (1 - f.col("expected"))).alias("found"),
-        *[f.sum(sign * f.col(f"sum{n}")).alias(f"sum{n}") for n in range(halves)],
+        *[f.sum(sign * f.col(name)).alias(name) for name in ("sum0", "sum1")],
     )
-    equal = f.col("expected") == f.col("found")
-    for n in range(halves):
-        equal &= f.col(f"sum{n}") == 0
+    equal = (f.col("expected") == f.col("found")) & (f.col("sum0") == 0) & (f.col("sum1") == 0)
     return sums.select("comparison", "window", "expected", "found", equal.alias("equal"))
 
 
 def _sum_windows(rows: Rows, count: int) -> DataFrame:
-    """Return ``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
-
-    A row becomes one digest per role, null for roles that it is not in. Digests are summed at once, so a row is never
-    exploded into several.
-    """
+    """Return ``window, comparison, expected, rows, sum0, sum1``: one line for every role and window. A row becomes one
+    digest per role, null for roles that it is not in. Digests are summed at once, so a row is never exploded into
+    several."""
     roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
     hashed = rows.open(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
     said = []
@@ -76,23 +71,19 @@ def _sum_windows(rows: Rows, count: int) -> DataFrame:
             f.lit(role.comparison).alias("comparison"),
             f.lit(int(role.expected)).cast("bigint").alias("expected"),
             f.col(f"d{n}_rows").alias("rows"),
-            *[f.coalesce(f"d{n}_{m}", f.lit(0)).cast("bigint").alias(f"sum{m}") for m in range(len(_split(f.lit(0))))],
+            *[f.coalesce(f"d{n}_{m}", f.lit(0)).cast("bigint").alias(f"sum{m}") for m in (0, 1)],
         )
         for n, (_, role) in enumerate(roles)
     ]
-    return (
-        marked.groupBy("window")
-        .agg(*sums)
-        .select("window", f.explode(f.array(*lines)).alias("line"))
-        .select("window", "line.*")
-    )
+    exploded = marked.groupBy("window").agg(*sums).select("window", f.explode(f.array(*lines)).alias("line"))
+    return exploded.select("window", "line.*")
 
 
 def _sum_half(half: Column) -> Column:
-    return f.sum(half)  # 32 bits each: two thousand million rows fit
+    return f.sum(half)  # 32 bits each: 2^31 rows fit
 
 
-def _split(hashed: Column) -> tuple[Column, ...]:
+def _split(hashed: Column) -> tuple[Column, Column]:
     return hashed.bitwiseAND(f.lit(_LOW)), f.shiftrightunsigned(hashed, 32)
 
 
@@ -105,19 +96,16 @@ def find_suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: i
     unique = {id(speaker): set(everywhere) if speaker.unique else set() for speaker in speakers}
     for n, twice in _find_repeats(every, chosen, count).items():
         unique[id(chosen[n])] = everywhere - twice
-    sides = {number: [s for s in speakers if number in _list_comparisons(s)] for number in equal}
+    sides = {number: [unique[id(s)] for s in speakers if number in s.comparisons] for number in equal}
+    proven: dict[int, set[int]] = {}
     grown = True
     while grown:
         grown = False
         for number, windows in equal.items():
-            sure = windows & set().union(*[unique[id(side)] for side in sides[number]])
+            proven[number] = windows & set().union(*sides[number])
             for side in sides[number]:
-                if not sure <= unique[id(side)]:
-                    unique[id(side)] |= sure
-                    grown = True
-    proven = {
-        number: windows & set().union(*[unique[id(s)] for s in sides[number]]) for number, windows in equal.items()
-    }
+                grown |= not proven[number] <= side
+                side |= proven[number]
     return {number: everywhere - windows for number, windows in proven.items()}
 
 
@@ -128,9 +116,8 @@ def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) 
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
         if any(values):
             frame = rows.frame if rows.slim is None else rows.slim
-            frames.append(
-                frame.select(rows.select_own(values)[0].alias("speaker"), f.xxhash64(rows.known_id).alias("hashed"))
-            )
+            own, hashed = rows.select_own(values)[0], f.xxhash64(rows.known_id)
+            frames.append(frame.select(own.alias("speaker"), hashed.alias("hashed")))
     found: dict[int, set[int]] = {n: set() for n in range(len(chosen))}
     if frames:
         ids = reduce(DataFrame.unionByName, frames).where(f.col("speaker").isNotNull())
@@ -142,11 +129,11 @@ def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) 
 
 def _choose_sides_to_scan(speakers: Sequence[Speaker]) -> list[Speaker]:
     """Return a small set of sides whose scan shows, for every comparison, whether one of its sides is unique."""
-    left = {number for speaker in speakers for number in _list_comparisons(speaker)}
+    left = {number for speaker in speakers for number in speaker.comparisons}
     left -= _find_reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
     while left:
-        best = max(speakers, key=lambda speaker: len(_list_comparisons(speaker) & left))
+        best = max(speakers, key=lambda speaker: len(speaker.comparisons & left))
         chosen.append(best)
         left -= _find_reached(speakers, [best])
     return chosen
@@ -154,16 +141,12 @@ def _choose_sides_to_scan(speakers: Sequence[Speaker]) -> list[Speaker]:
 
 def _find_reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
     """Return the comparisons of these sides, and those that are connected with them through other sides."""
-    reached = {number for speaker in first for number in _list_comparisons(speaker)}
+    reached = {number for speaker in first for number in speaker.comparisons}
     while True:
-        more = {n for speaker in speakers if _list_comparisons(speaker) & reached for n in _list_comparisons(speaker)}
+        more = {n for speaker in speakers if speaker.comparisons & reached for n in speaker.comparisons}
         if more <= reached:
             return reached
         reached |= more
-
-
-def _list_comparisons(speaker: Speaker) -> set[int]:
-    return {role.comparison for role in speaker.roles}
 
 
 def is_among(number: Column, windows: Iterable[int], count: int) -> Column:

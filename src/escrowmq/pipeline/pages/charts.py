@@ -8,10 +8,17 @@ from itertools import accumulate
 from typing import Any
 
 from escrowmq.pipeline.pages import svg
-from escrowmq.pipeline.pages.html import VIOLET
-from escrowmq.pipeline.pages.svg import Series
+from escrowmq.pipeline.pages.svg import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, Series
 from escrowmq.pipeline.timeline import LATENCY_STEPS
 
+DECIDERS = {
+    "producer": ("the producer", BLUE),
+    "check": ("a check-back", GREEN),
+    "operator": ("an operator", AMBER),
+    "exhausted": ("checks exhausted", RED),
+    "retention": ("expired", SLATE),
+}
+"""Who decides transactions: name and colour."""
 HEIGHT = 220
 """Pixels of a chart of one series."""
 
@@ -24,9 +31,8 @@ def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
     if not steps:
         return ""
     first, last = min(steps), max(steps) + 1
-    series = [
-        Series(name, color, [counts.get(step, 0) for step in range(first, last)]) for name, color, counts in named
-    ]
+    shown = range(first, last)
+    series = [Series(name, color, [counts.get(step, 0) for step in shown]) for name, color, counts in named]
     powers = range(math.ceil(first / LATENCY_STEPS), last // LATENCY_STEPS + 1)
     return svg.bars(
         "Latency of decisions",
@@ -45,9 +51,8 @@ def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: flo
     left = [sum(values) for values in zip(*ended, strict=True)] or [0] * len(begun)
     held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(begun, left, strict=True)))]
     series = [Series("undecided", VIOLET, held, filled=True)]
-    return svg.lines(
-        "In escrow", [n * seconds for n in range(len(held))], series, y_label="transactions", height=HEIGHT, **axes
-    )
+    times = [n * seconds for n in range(len(held))]
+    return svg.lines("In escrow", times, series, y_label="transactions", height=HEIGHT, **axes)
 
 
 def _duration(microseconds: float) -> str:

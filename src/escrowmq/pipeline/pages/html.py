@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
-
 
 def document(title: str, body: str, *, command: str = "", made: str = "", style: str = "") -> str:
     """Return the whole page. ``body`` is HTML, ``style`` is more CSS. The foot shows the ``command`` that creates the
@@ -27,6 +25,11 @@ def figure(name: str, value: int, mood: str = "") -> str:
     return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
 
 
+def figures(*every: str) -> str:
+    """Return figures side by side."""
+    return f'<div class="figures">{"".join(every)}</div>'
+
+
 def section(title: str, note: str, content: str) -> str:
     """Return a part of a page with a title. ``content`` is HTML."""
     return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
@@ -34,13 +37,8 @@ def section(title: str, note: str, content: str) -> str:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table. Cells are HTML. A head that begins with # aligns its column as numbers."""
-    numeric = [head.startswith("#") for head in heads]
-    klass = [' class="number"' if n else "" for n in numeric]
+    klass = [' class="number"' if head.startswith("#") else "" for head in heads]
     top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(row, klass, strict=True))
-        + "</tr>"
-        for row in rows
-    )
+    lines = [[c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(r, klass, strict=True)] for r in rows]
+    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
+BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc2626", "#7c3aed", "#64748b"
 WIDTH, HEIGHT = 960, 300
 LEFT, RIGHT, TOP, BOTTOM = 92, 20, 34, 46
 """Pixels around the plotting area of a chart."""
@@ -45,7 +46,6 @@ class Frame:
     x_range: tuple[float, float]
     y_top: float
     height: int = HEIGHT
-    y_ticks: tuple[float, ...] = field(default=())
 
     def x(self, value: float) -> float:
         """Return pixels from the left edge. Values outside the range are drawn at its end."""
@@ -133,11 +133,7 @@ def _scale_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
     while len(powers) > 1 and powers[-2] >= top:
         powers.pop()
     best = nice_ticks(top)[-1]
-    return [
-        0.0,
-        *[p for p in powers if p < best and scale(p) > scale(best) * 0.04 and scale(p) < scale(best) * 0.85],
-        best,
-    ]
+    return [0.0, *[p for p in powers if p < best and 0.04 < scale(p) / scale(best) < 0.85], best]
 
 
 def _chart(title: str, frame: Frame, parts: Sequence[str], series: Sequence[Series], marks: Sequence[Mark]) -> str:
@@ -174,34 +170,26 @@ def _axes(
         at, anchor = (WIDTH, "end") if at_edge else (x, "middle")
         parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{escape(text)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
-    middle = (LEFT + right) / 2
-    parts.append(
-        f'<text class="label" x="{middle}" y="{frame.height - 8}" text-anchor="middle">{escape(x_label)}</text>'
-    )
-    y = (TOP + bottom) / 2
-    parts.append(
-        f'<text class="label" x="14" y="{y}" text-anchor="middle" transform="rotate(-90 14 '
-        f'{y})">{escape(y_label)}</text>'
-    )
+    x, y = (LEFT + right) / 2, (TOP + bottom) / 2
+    centred = '<text class="label" text-anchor="middle"'
+    parts.append(f'{centred} x="{x}" y="{frame.height - 8}">{escape(x_label)}</text>')
+    parts.append(f'{centred} x="14" y="{y}" transform="rotate(-90 14 {y})">{escape(y_label)}</text>')
     return "".join(parts)
 
 
 def _line(frame: Frame, x: Sequence[float], series: Series) -> str:
     if not series.values:
         return ""
-    points = [f"{frame.x(at):.1f},{frame.y(value):.1f}" for at, value in zip(x, series.values, strict=True)]
-    path = "M" + " L".join(points)
+    path = "M" + " L".join(
+        f"{frame.x(at):.1f},{frame.y(value):.1f}" for at, value in zip(x, series.values, strict=True)
+    )
     area = ""
     if series.filled:
-        base = frame.y(0)
-        area = (
-            f'<path d="{path} L{frame.x(x[-1]):.1f},{base:.1f} L{frame.x(x[0]):.1f},{base:.1f} Z" '
-            f'fill="{series.color}" opacity="0.14"/>'
-        )
+        below = f"L{frame.x(x[-1]):.1f},{frame.y(0):.1f} L{frame.x(x[0]):.1f},{frame.y(0):.1f}"
+        area = f'<path d="{path} {below} Z" fill="{series.color}" opacity="0.14"/>'
     dash = ' stroke-dasharray="6 4"' if series.dashed else ""
-    return (
-        f'{area}<path d="{path}" fill="none" stroke="{series.color}" stroke-width="2" stroke-linejoin="round"{dash}/>'
-    )
+    stroke = f'fill="none" stroke="{series.color}" stroke-width="2" stroke-linejoin="round"{dash}'
+    return f'{area}<path d="{path}" {stroke}/>'
 
 
 def _mark(frame: Frame, mark: Mark) -> str:

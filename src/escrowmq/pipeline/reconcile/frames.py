@@ -29,20 +29,15 @@ KINDS = ("missing", "unexpected", "differing", "nameless", "uncovered")
 
 
 def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
-    """Return the ids in ``half``, first seen before ``settled_before``, that have no commit.
-
-    → ``id``, ``halves`` (the number of sightings), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a
-    side that lacks a column.
-    """
-    found = _find_kind("missing", half, commits, settled_before)
-    return found.select("id", "halves", "first_seen", "last_seen")
+    """Return the ids in ``half``, first seen before ``settled_before``, that have no commit → ``id``, ``halves`` (the
+    number of sightings), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a side that lacks a column."""
+    return _find_kind("missing", half, commits, settled_before).drop("kind", "commits")
 
 
 def unexpected(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
     """Return the ids in ``commits``, first seen before ``settled_before``, that were never announced. The columns are
     those of :func:`missing`, with ``commits`` for ``halves``."""
-    found = _find_kind("unexpected", half, commits, settled_before)
-    return found.select("id", "commits", "first_seen", "last_seen")
+    return _find_kind("unexpected", half, commits, settled_before).drop("kind", "halves")
 
 
 def differing(half: DataFrame, commits: DataFrame) -> DataFrame:
@@ -75,12 +70,7 @@ def _prepare_side(name: str, side: DataFrame, half: int) -> DataFrame:
 def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
     """Return one row per id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is
     known)."""
-    return tally_by_id(together(half, commits))
-
-
-def tally_by_id(sightings: DataFrame) -> DataFrame:
-    """Convert the frame of :func:`together` to tallies."""
-    return sightings.groupBy("id").agg(*make_aggregates())
+    return together(half, commits).groupBy("id").agg(*make_aggregates())
 
 
 def make_aggregates() -> list[Column]:
@@ -98,14 +88,14 @@ def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetim
     """Convert tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row per finding. An id that is on one
     side only and was first seen before ``covered_from`` becomes ``uncovered``."""
     old = f.col("first_seen") < to_timestamp(settled_before)
-    found = judged(tallies, old)
+    found = judge(tallies, old)
     if covered_from is None:
         return found
     beyond = f.col("kind").isin("missing", "unexpected") & (f.col("first_seen") < to_timestamp(covered_from))
     return found.withColumn("kind", f.when(beyond, "uncovered").otherwise(f.col("kind")))
 
 
-def judged(tallies: DataFrame, due: Column) -> DataFrame:
+def judge(tallies: DataFrame, due: Column) -> DataFrame:
     """Convert tallies to findings. Kinds that need a grace time are reported only where ``due``."""
     halves, commits = f.col("halves"), f.col("commits")
     kind = (
@@ -123,3 +113,9 @@ def to_timestamp(when: datetime) -> Column:
     UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return f.timestamp_micros(f.lit((aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
+
+
+def as_rows(found: DataFrame) -> DataFrame:
+    """Convert findings to columns of JSON types: times in microseconds since 1970."""
+    times = [f.unix_micros(name).alias(f"{name}_us") for name in ("first_seen", "last_seen")]
+    return found.select("kind", "id", "halves", "commits", *times)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
@@ -33,17 +33,13 @@ def read_side(
     whole: bool = False,
 ) -> DataFrame:
     """Read a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
-    body.
-
-    With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
+    body. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
     Messages of the view ``%half`` that were rolled back or expired are left out, because no commit is expected. Raises
     Misuse(BAD_ARGUMENT) for an unknown kind of id, and on use the errors of the source: Rejected(UNKNOWN_TOPIC),
-    Unknown, ...
-    """
+    Unknown, ..."""
     if id not in IDS:
-        raise Misuse(
-            Code.BAD_ARGUMENT, f"no id {id!r} in a message", nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
-        )
+        hint = nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
+        raise Misuse(Code.BAD_ARGUMENT, f"no id {id!r} in a message", hint)
     register(spark)
     url = absolute(url)
     wanted = {id, "stored"} | ({"body"} if content else set()) | ({"state"} if topic == HALF_VIEW else set())
@@ -53,12 +49,6 @@ def read_side(
     if topic == HALF_VIEW:
         rows = rows.where(~f.col("state").isin("rolled_back", "expired"))
     digest = [f.xxhash64("body").alias("digest")] if content else []
-    return rows.select(_id(id).alias("id"), f.col("stored").alias("at"), *digest)
-
-
-def _id(kind: str) -> Column:
-    if kind == "key":
-        return f.col("key")
-    in_hex = f.lower(f.hex(kind))
-    text = f.col(kind).cast("string")
-    return in_hex if kind == "message_id" else f.when(f.is_valid_utf8(text), text).otherwise(in_hex)
+    text, in_hex = f.col(id).cast("string"), f.lower(f.hex(id))
+    ids = {"key": text, "body": f.when(f.is_valid_utf8(text), text).otherwise(in_hex), "message_id": in_hex}
+    return rows.select(ids[id].alias("id"), f.col("stored").alias("at"), *digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.failures import unwrap_errors
-from escrowmq.pipeline.reconcile.frames import KINDS, findings, tally_by_id, together
+from escrowmq.pipeline.reconcile.frames import KINDS, as_rows, findings, make_aggregates, together
 from escrowmq.pipeline.shared import check_shared, local_folder, on_cluster
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 100
 """Maximum number of findings in the report. All are counted, and written to ``out`` if it is given."""
-_TOTALS = "totals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a reconciliation.
-
-    ``missing`` … ``differing`` count distinct ids, ``nameless`` counts rows. ``uncovered`` counts ids that are on one
-    side only and were seen before ``covered_from``: their counterpart may have left its topic, so they are not
-    differences. ``named`` has the first findings, in order of kind, time, id.
-    """
+    """The result of a reconciliation. ``missing`` … ``differing`` count distinct ids, ``nameless`` counts rows.
+    ``uncovered`` counts ids that are on one side only and were seen before ``covered_from``: their counterpart may have
+    left its topic, so they are not differences. ``named`` has the first findings, in order of kind, time, id."""
 
     settled_before: str
     ids: int
@@ -91,23 +88,30 @@ def reconcile(
 
     if out is not None:
         check_shared(half.sparkSession, out, "what is found")
-    totals = Observation(_TOTALS)
-    tallies = tally_by_id(_add_empty_row(together(half, commits))).observe(
-        totals,
-        f.count("id").alias("ids"),  # without the null id
-        f.coalesce(f.sum("halves"), f.lit(0)).alias("half_rows"),
-        f.coalesce(f.sum("commits"), f.lit(0)).alias("commit_rows"),
+    totals = Observation("totals")
+    tallies = (
+        _add_empty_row(together(half, commits))
+        .groupBy("id")
+        .agg(*make_aggregates())
+        .observe(
+            totals,
+            f.count("id").alias("ids"),  # without the null id
+            f.coalesce(f.sum("halves"), f.lit(0)).alias("half_rows"),
+            f.coalesce(f.sum("commits"), f.lit(0)).alias("commit_rows"),
+        )
     )
     found = findings(tallies, settled_before, covered_from).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        rows = f.sum(f.when(f.col("id").isNull(), (f.col("halves") + f.col("commits"))).otherwise(1))
-        real = found.where((f.col("halves") + f.col("commits")) > 0)
+        sightings = f.col("halves") + f.col("commits")
+        rows, real = f.sum(f.when(f.col("id").isNull(), sightings).otherwise(1)), found.where(sightings > 0)
         counts = {row["kind"]: row["rows"] for row in found.groupBy("kind").agg(rows.alias("rows")).collect()}
+        by_kind = f.array_position(f.array(*map(f.lit, KINDS)), f.col("kind"))
+        ordered = real.orderBy(by_kind, "first_seen", "id")
         report = Report(
             settled_before=_format_iso(settled_before),
             **totals.get,
             **{kind: counts.get(kind) or 0 for kind in KINDS},
-            named=tuple(Finding(*row) for row in _select_first(real, most).collect()),
+            named=tuple(Finding(*row) for row in as_rows(ordered.limit(most)).collect()),
             covered_from=None if covered_from is None else _format_iso(covered_from),
             incomplete=incomplete,
         )
@@ -125,13 +129,6 @@ def _add_empty_row(sightings: DataFrame) -> DataFrame:
     totals."""
     nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in sightings.schema.fields]
     return sightings.unionByName(sightings.sparkSession.range(1).select(*nothing))
-
-
-def _select_first(found: DataFrame, most: int) -> DataFrame:
-    by_kind = f.array_position(f.array(*map(f.lit, KINDS)), f.col("kind"))
-    ordered = found.orderBy(by_kind, "first_seen", "id").limit(most)
-    times = [f.unix_micros(name) for name in ("first_seen", "last_seen")]
-    return ordered.select("kind", "id", "halves", "commits", *times)
 
 
 def _format_iso(when: datetime) -> str:
@@ -155,11 +152,7 @@ def _check_written(found: DataFrame, folder: str) -> None:
 def _write_text(frame: DataFrame, path: str, text: str) -> None:
     """Write one file to a folder of this machine, or to any file system that Spark knows."""
     spark = frame.sparkSession
-    hadoop = spark._jsc.hadoopConfiguration()
-    assert spark._jvm is not None  # a session has one
-    target = spark._jvm.org.apache.hadoop.fs.Path(path)
-    stream = target.getFileSystem(hadoop).create(target, True)
-    try:
+    jvm: Any = spark._jvm
+    target = jvm.org.apache.hadoop.fs.Path(path)
+    with closing(target.getFileSystem(spark._jsc.hadoopConfiguration()).create(target, True)) as stream:
         stream.write(text.encode())
-    finally:
-        stream.close()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.reconcile.frames import judged, make_aggregates, together
+from escrowmq.pipeline.reconcile.frames import as_rows, judge, make_aggregates, together
 from escrowmq.pipeline.shared import check_shared
 from escrowmq.spark.source import register
 
@@ -43,19 +43,14 @@ def stream_findings(
     half: DataFrame, commits: DataFrame, *, grace_seconds: float = 600.0, lateness_seconds: float = 60.0
 ) -> DataFrame:
     """Convert two streaming sides to a stream of findings: ``kind, id, halves, commits, first_seen, last_seen``
-    (append).
-
-    Both sides share one watermark: a side without messages, because every confirmation is lost, must not stop the
-    clock. Raises Misuse for sides that lack columns, or times that are not positive.
-    """
+    (append). Both sides share one watermark: a side without messages, because every confirmation is lost, must not stop
+    the clock. Raises Misuse for sides that lack columns, or times that are not positive."""
     for name, seconds in (("grace", grace_seconds), ("lateness", lateness_seconds)):
         if not seconds > 0:
             raise Misuse(Code.BAD_ARGUMENT, f"{name} = {seconds}", "a positive number of seconds")
     seen = together(half, commits).withWatermark("at", _format_interval(lateness_seconds))
     sessions = seen.groupBy("id", f.session_window("at", _format_interval(grace_seconds))).agg(*make_aggregates())
-    found = judged(sessions, f.lit(True))
-    alone = f.when(f.col("kind") == "unexpected", "alone").otherwise(f.col("kind"))
-    return found.withColumn("kind", alone)
+    return judge(sessions, f.lit(True)).replace("unexpected", "alone", ["kind"])
 
 
 def start(
@@ -68,13 +63,10 @@ def start(
     once: bool = False,
 ) -> StreamingQuery:
     """Start a stream of findings: exactly once into ``topic`` at ``url`` (key: the id; body: JSON, see BODY), or into
-    ``each``.
-
-    ``each(findings, batch)`` is called once per batch, and perhaps again with the same number and rows after a crash,
-    so a function that writes should store the number. ``once`` stops the stream after all currently available messages.
-    Raises Misuse(BAD_ARGUMENT) unless exactly one target is given, and for a ``checkpoint`` that workers of a cluster
-    do not see, because Spark keeps its state there.
-    """
+    ``each``. ``each(findings, batch)`` is called once per batch, and perhaps again with the same number and rows after
+    a crash, so a function that writes should store the number. ``once`` stops the stream after all currently available
+    messages. Raises Misuse(BAD_ARGUMENT) unless exactly one target is given, and for a ``checkpoint`` that workers of a
+    cluster do not see, because Spark keeps its state there."""
     if (topic is None) == (each is None) or (topic is not None and url is None):
         raise Misuse(Code.BAD_ARGUMENT, "findings go either to a topic at a URL or to a function")
     check_shared(found.sparkSession, checkpoint, "the checkpoint")
@@ -85,12 +77,6 @@ def start(
     if each is not None:
         return writer.start()
     return writer.option("topic", str(topic)).start(str(url))
-
-
-def as_rows(found: DataFrame) -> DataFrame:
-    """Convert findings to the columns of BODY, times in microseconds since 1970."""
-    times = [f.unix_micros(name).alias(f"{name}_us") for name in ("first_seen", "last_seen")]
-    return found.select("kind", "id", "halves", "commits", *times)
 
 
 def as_messages(found: DataFrame) -> DataFrame:
@@ -110,8 +96,7 @@ def from_messages(messages: DataFrame) -> DataFrame:
 def settled(found: DataFrame) -> DataFrame:
     """Convert all findings of a stream to the current state of each id: ``id``, ``kind`` (missing, settled late,
     unexpected, differing, nameless), ``halves``, ``commits``, ``first_seen``, ``last_seen``."""
-    kinds = [f.max((f.col("kind") == kind).cast("int")) == 1 for kind in ("missing", "alone", "differing")]
-    was_missing, was_alone, was_differing = kinds
+    was_missing, was_alone, was_differing = (f.bool_or(f.col("kind") == k) for k in ("missing", "alone", "differing"))
     kind = (
         f.when(was_missing & was_alone, "settled late")
         .when(was_missing, "missing")

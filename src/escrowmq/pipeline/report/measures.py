@@ -7,7 +7,7 @@ decided_by``.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -45,9 +45,9 @@ class Report:
     """state, transactions, p50_us, p95_us, p99_us, most_us"""
     latency_steps: dict[str, dict[int, int]]
     """transactions by outcome and step: LATENCY_STEPS for each factor of ten above a microsecond"""
-    producers: Rows
+    producers: Rows = field(default_factory=list)
     """group, transactional, open, parked, oldest_us, broker"""
-    consumers: Rows
+    consumers: Rows = field(default_factory=list)
     """group, topics, waiting, leased, retrying, dead, lag (all not yet acknowledged), broker"""
     incomplete: str = ""
     """What a folder may lack, and why; empty: nothing."""
@@ -66,12 +66,8 @@ def count_by_second(messages: DataFrame) -> DataFrame:
 
 def summarize_topics(seconds: DataFrame) -> DataFrame:
     """Convert counts by second → ``topic, messages, committed, first_s, last_s``."""
-    return seconds.groupBy("topic").agg(
-        f.sum("messages").alias("messages"),
-        f.sum("committed").alias("committed"),
-        f.min("second").alias("first_s"),
-        f.max("second").alias("last_s"),
-    )
+    sums = [f.sum(name).alias(name) for name in ("messages", "committed")]
+    return seconds.groupBy("topic").agg(*sums, f.min("second").alias("first_s"), f.max("second").alias("last_s"))
 
 
 def count_volumes(seconds: DataFrame, start_s: int, bucket_s: int) -> DataFrame:
@@ -85,10 +81,7 @@ def measure_latencies(transactions: DataFrame) -> DataFrame:
     durable decision, by outcome."""
     waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(0))
     at = f.percentile_approx(waited, list(QUANTILES), 10_000)
-    found = (
-        transactions.where(f.col("decided_us").isNotNull())
-        .groupBy("state")
-        .agg(f.count("*").alias("transactions"), at.alias("at"), f.max(waited).alias("most_us"))
-    )
+    decided = transactions.where(f.col("decided_us").isNotNull()).groupBy("state")
+    found = decided.agg(f.count("*").alias("transactions"), at.alias("at"), f.max(waited).alias("most_us"))
     named = [f.col("at")[n].alias(f"p{quantile * 100:g}_us") for n, quantile in enumerate(QUANTILES)]
     return found.select("state", "transactions", *named, "most_us")

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 
 from escrowmq.pipeline.pages import charts, svg
-from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
-from escrowmq.pipeline.pages.svg import Series
+from escrowmq.pipeline.pages.html import document, figure, figures, section, table
+from escrowmq.pipeline.pages.svg import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, Series
 from escrowmq.pipeline.report.measures import Report
 
 JSON, PAGE = "report.json", "report.html"
@@ -20,13 +20,6 @@ _TOPIC_COLORS = (BLUE, GREEN, VIOLET, AMBER, "#0891b2", "#be185d", "#4d7c0f")
 _MOST = 50
 """Rows of a table."""
 _OUTCOMES = {"committed": BLUE, "rolled_back": AMBER, "expired": RED}
-_DECIDERS = {
-    "producer": ("the producer", BLUE),
-    "check": ("an answer to a check-back", GREEN),
-    "operator": ("an operator", AMBER),
-    "exhausted": ("checks exhausted", RED),
-    "retention": ("expired", SLATE),
-}
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -46,17 +39,14 @@ def page(report: Report) -> str:
 
 
 def _head(report: Report) -> str:
-    when = _moment(report.as_of_us) if report.as_of_us else "an empty log"
+    when = f"{_moment(report.as_of_us)} UTC" if report.as_of_us else "an empty log"
     lag, dead = (sum(group[name] for group in report.consumers) for name in ("lag", "dead"))
     parked = sum(group["parked"] for group in report.producers)
-    waiting = _number(report, "undecided")
-    figures = [
-        figure("messages", sum(topic["messages"] for topic in report.topics)),
-        *(figure(name, _number(report, name)) for name in ("transactions", "committed", "rolled_back")),
-        figure("checks asked", _number(report, "asked")),
-    ]
+    counts = {name: _number(report, name) for name in ("transactions", "committed", "rolled_back")}
+    counts = {"messages": sum(topic["messages"] for topic in report.topics), **counts}
+    counts["checks sent"] = _number(report, "asked")
     care = [
-        figure("in escrow", waiting),
+        figure("in escrow", _number(report, "undecided")),
         figure("parked", parked, "bad" if parked else "good"),
         figure("dead letters", dead, "bad" if dead else "good"),
         figure("consumer lag", lag),
@@ -64,8 +54,7 @@ def _head(report: Report) -> str:
     unseen = f'<p class="note">It may be incomplete: {escape(report.incomplete)}.</p>' if report.incomplete else ""
     return (
         f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of '
-        f"{when}{' UTC' if report.as_of_us else ''}</p>{unseen}"
-        f'<div class="figures">{"".join(figures)}</div><div class="figures">{"".join(care)}</div>'
+        f"{when}</p>{unseen}{figures(*map(figure, counts, counts.values()))}{figures(*care)}"
     )
 
 
@@ -77,25 +66,15 @@ def _volumes(report: Report) -> str:
     rest = [values for name, values in report.volumes.items() if name not in shown]
     if rest:
         series.append(Series("others", SLATE, [sum(values) for values in zip(*rest, strict=True)]))
-    chart = (
-        _over_time(report, "Messages over time", series, f"messages in {_short(report.bucket_us)}") if series else ""
-    )
-    rows = [
-        [
-            escape(topic["topic"]),
-            f"{topic['messages']:,}",
-            f"{topic['committed']:,}",
-            _moment(topic["first_s"] * 1_000_000) if topic["first_s"] is not None else "",
-            _moment(topic["last_s"] * 1_000_000) if topic["last_s"] is not None else "",
-            _trend(report.volumes.get(topic["topic"], [])),
-        ]
-        for topic in report.topics[:_MOST]
-    ]
+    chart = _over_time(report, "Messages over time", series, "messages") if series else ""
+    rows = []
+    for topic in report.topics[:_MOST]:
+        counts = [f"{topic[name]:,}" for name in ("messages", "committed")]
+        times = ["" if at is None else _moment(at * 1_000_000) for at in (topic["first_s"], topic["last_s"])]
+        rows.append([escape(topic["topic"]), *counts, *times, _trend(report.volumes.get(topic["topic"], []))])
     heads = ["topic", "#messages", "#of transactions", "#first", "#last", "#trend"]
     more = f" {len(report.topics) - _MOST} more topics are not listed." if len(report.topics) > _MOST else ""
-    note = (
-        "What is visible to consumers. The trend compares the last quarter of the time shown with the quarter before."
-    )
+    note = "Visible messages. The trend compares the last quarter of the time shown with the quarter before."
     return section("Messages", note + more, chart + table(heads, rows))
 
 
@@ -117,12 +96,9 @@ def _latency(report: Report) -> str:
         return section("How long decisions take", "No transaction has been decided yet.", "")
     steps = report.latency_steps
     chart = charts.latency((_words(state), _OUTCOMES.get(state, SLATE), steps[state]) for state in steps)
+    times = ("p50_us", "p95_us", "p99_us", "most_us")
     rows = [
-        [
-            _words(row["state"]),
-            f"{row['transactions']:,}",
-            *(_short(row[n]) for n in ("p50_us", "p95_us", "p99_us", "most_us")),
-        ]
+        [_words(row["state"]), f"{row['transactions']:,}", *(_short(row[name]) for name in times)]
         for row in report.latencies
     ]
     heads = ["outcome", "#transactions", "#half within", "#95 % within", "#99 % within", "#longest"]
@@ -132,30 +108,23 @@ def _latency(report: Report) -> str:
 
 def _checks(report: Report) -> str:
     counts = {name: sum(values) for name, values in report.ended.items()}
-    figures = "".join(
-        [
-            figure("questions asked", _number(report, "asked")),
-            figure("asked about", _number(report, "asked_about")),
-            figure("settled by them", counts.get("check", 0)),
-            figure("checks exhausted", counts.get("exhausted", 0) + sum(group["parked"] for group in report.producers)),
-            figure("by an operator", counts.get("operator", 0)),
-        ]
-    )
+    parked = sum(group["parked"] for group in report.producers)
+    shown = {
+        "checks sent": _number(report, "asked"),
+        "transactions checked": _number(report, "asked_about"),
+        "decided by a check": counts.get("check", 0),
+        "checks exhausted": counts.get("exhausted", 0) + parked,
+        "by an operator": counts.get("operator", 0),
+    }
     rare = [
         Series(words, color, report.ended[name])
-        for name, (words, color) in _DECIDERS.items()
+        for name, (words, color) in charts.DECIDERS.items()
         if name in report.ended and name != "producer"
     ]
-    unit = f"transactions in {_short(report.bucket_us)}"
-    chart = (
-        _over_time(report, "Decisions that were not the producer's own", rare, unit, height=charts.HEIGHT)
-        if rare
-        else ""
-    )
-    note = (
-        "What happens to transactions whose producer did not say how they ended; over time: those that others decided."
-    )
-    return section("Check-backs", note, f'<div class="figures">{figures}</div>{chart}')
+    title = "Decisions that were not the producer's own"
+    chart = _over_time(report, title, rare, "transactions", height=charts.HEIGHT) if rare else ""
+    note = "Transactions whose producer did not decide them; over time: the decisions of others."
+    return section("Check-backs", note, figures(*map(figure, shown, shown.values())) + chart)
 
 
 def _waits(report: Report) -> str:
@@ -166,31 +135,24 @@ def _waits(report: Report) -> str:
             f"{group['open']:,}",
             f"{group['parked']:,}",
             _short(report.as_of_us - group["oldest_us"]) if group["oldest_us"] else "",
-            f"<code>{escape(group['broker'])}</code>",
+            _code(group["broker"]),
         ]
         for group in sorted(held, key=lambda group: -(group["open"] + group["parked"]))[:_MOST]
     ]
     inside = table(["producer group", "#open", "#parked", "#oldest open", "broker"], rows) if rows else ""
     oldest = report.totals.get("oldest_us")
     age = f" The oldest has waited {_short(report.as_of_us - oldest)}." if oldest else ""
-    text = (
-        f"Transactions without a decision, by producer group.{age}" if rows else "No transaction waits for a decision."
-    )
-    escrow = section("What waits in escrow", text, inside)
+    text = f"Transactions without a decision, by producer group.{age}" if rows else "All transactions are decided."
+    escrow = section("Pending decisions", text, inside)
     behind = sorted(report.consumers, key=lambda group: -group["lag"])[:_MOST]
     names = ("waiting", "leased", "retrying", "lag", "dead")
-    rows = [
-        [
-            escape(g["group"]),
-            escape(", ".join(g["topics"])),
-            *(f"{g[n]:,}" for n in names),
-            f"<code>{escape(g['broker'])}</code>",
-        ]
-        for g in behind
-    ]
+    rows = []
+    for g in behind:
+        counts = [f"{g[name]:,}" for name in names]
+        rows.append([escape(g["group"]), escape(", ".join(g["topics"])), *counts, _code(g["broker"])])
     heads = ["consumer group", "topics", "#waiting", "#leased", "#retrying", "#lag", "#dead letters", "broker"]
     text = "Messages that a group has not acknowledged yet." if rows else "There is no consumer group."
-    return escrow + section("What waits for consumers", text, table(heads, rows) if rows else "")
+    return escrow + section("Pending messages", text, table(heads, rows) if rows else "")
 
 
 def _escrow(report: Report) -> str:
@@ -202,9 +164,9 @@ def _escrow(report: Report) -> str:
 
 
 def _over_time(report: Report, title: str, series: Sequence[Series], unit: str, height: int = svg.HEIGHT) -> str:
-    size = len(series[0].values)
-    edges = [n * report.bucket_us / 1e6 for n in range(size + 1)]
-    return svg.bars(title, edges, series, x_ticks=_ticks(report), x_label="time (UTC)", y_label=unit, height=height)
+    edges = [n * report.bucket_us / 1e6 for n in range(len(series[0].values) + 1)]
+    label = f"{unit} in {_short(report.bucket_us)}"
+    return svg.bars(title, edges, series, x_ticks=_ticks(report), x_label="time (UTC)", y_label=label, height=height)
 
 
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
@@ -236,6 +198,10 @@ def _short(us: float) -> str:
         if us >= size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.3g} µs"
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>"
 
 
 def _words(state: str) -> str:

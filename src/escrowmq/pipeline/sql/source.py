@@ -43,10 +43,8 @@ class SqlRange(InputPartition):
 
 def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
     """Return the rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
-
     Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is missing, or columns differ between reads;
-    Misuse(BAD_URL); and Unknown(DISCONNECTED) if a database is unavailable.
-    """
+    Misuse(BAD_URL); and Unknown(DISCONNECTED) if a database is unavailable."""
     reads = [replace(read, url=absolute(read.url)) for read in reads]
     schemas = [read.check() for read in reads]
     kinds = [[schema[name] for name in reads[0].columns] for schema in schemas]
@@ -60,11 +58,8 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
     """Return the rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of
-    a read's columns.
-
-    Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*, not fail the job.
-    NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is missing.
-    """
+    a read's columns. Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*,
+    not fail the job. NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is missing."""
     for read in reads:
         read.check()
     return _load(spark, reads, f"{CELLS} ARRAY<STRING>", partition_rows)

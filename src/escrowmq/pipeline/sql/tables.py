@@ -46,10 +46,6 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _to_decimal(value: Any) -> Decimal:
-    return value if isinstance(value, Decimal) else Decimal(str(value))
-
-
 def _to_time(value: Any) -> datetime:
     found = datetime.fromisoformat(value) if isinstance(value, str) else value
     return found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -68,7 +64,7 @@ _KINDS: tuple[tuple[type[Any], Kind], ...] = (
     (sa.Boolean, Kind("BOOLEAN", pa.bool_(), bool)),
     (sa.Integer, Kind("BIGINT", pa.int64(), int)),
     (sa.Float, Kind("DOUBLE", pa.float64(), float)),
-    (sa.Numeric, Kind("DECIMAL(38,9)", pa.decimal128(38, 9), _to_decimal)),
+    (sa.Numeric, Kind("DECIMAL(38,9)", pa.decimal128(38, 9), lambda value: Decimal(str(value)))),
     (sa.DateTime, Kind("TIMESTAMP", pa.timestamp("us", tz="UTC"), _to_time)),
     (sa.LargeBinary, Kind("BINARY", pa.binary(), bytes)),
 )
@@ -79,12 +75,10 @@ KINDS = {kind.spark.lower(): kind for kind in (*(kind for _, kind in _KINDS), _T
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SqlRead:
-    """A read of ``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``.
-
-    ``texts`` is for SQLite only: every value is read, and compared with ``where``, as SQLite converts it to text.
-    Ranges are then of row ids, which are cut evenly without reading the rows; otherwise they are of the first column of
-    the primary key. ``inode``: see :func:`check_there`.
-    """
+    """A read of ``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``. ``texts`` is for SQLite
+    only: every value is read, and compared with ``where``, as SQLite converts it to text. Ranges are then of row ids,
+    which are cut evenly without reading the rows; otherwise they are of the first column of the primary key. ``inode``:
+    see :func:`check_there`."""
 
     url: str
     table: str
@@ -104,8 +98,12 @@ class SqlRead:
         """Return the key and the bounds of each range, with about ``rows`` matching rows per range. Raises
         Misuse(BAD_ARGUMENT) for a table without a primary key."""
         with engines.opened(self.url) as engine, engine.connect() as connection:
-            key = _ROW_ID if self.texts else self._find_first_key(connection)
-            begins = self._cut_evenly(connection, rows) if self.texts else self._find_quantiles(connection, key, rows)
+            if self.texts:
+                key, begins = _ROW_ID, self._cut_evenly(connection, rows)
+            elif keys := sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]:
+                key, begins = str(keys[0]), self._find_quantiles(connection, keys[0], rows)
+            else:
+                raise Misuse(Code.BAD_ARGUMENT, f"{self} has no primary key", "a table is read in ranges of it")
         return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
     def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
@@ -149,12 +147,6 @@ class SqlRead:
         lowest, highest, count = connection.execute(found).one()
         return even_cuts(lowest, highest, count, rows) if count else []
 
-    def _find_first_key(self, connection: sa.Connection) -> str:
-        columns = sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]
-        if not columns:
-            raise Misuse(Code.BAD_ARGUMENT, f"{self} has no primary key", "a table is read in ranges of it")
-        return str(columns[0])
-
     def _make_array(self, name: str, kind: Kind, values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([None if value is None else kind.make(value) for value in values], kind.arrow)
@@ -165,21 +157,15 @@ class SqlRead:
 
 def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
     """Return where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows``
-    rows.
-
-    Parts are even in numbers, not in rows: gaps make some smaller, but one distant number cannot produce a million
-    parts.
-    """
+    rows. Parts are even in numbers, not in rows: gaps make some smaller, but one distant number cannot produce a
+    million parts."""
     step = -(-(highest - lowest + 1) // -(-rows // size))
     return list(range(lowest, highest + 1, step))[1:]
 
 
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Return the Spark type of each column of a table.
-
-    Raises Misuse(BAD_ARGUMENT) for a missing table or column, or a file that is no database; Misuse(BAD_URL); and
-    Unknown(DISCONNECTED) if the database is unavailable.
-    """
+    """Return the Spark type of each column of a table. Raises Misuse(BAD_ARGUMENT) for a missing table or column, or a
+    file that is no database; Misuse(BAD_URL); and Unknown(DISCONNECTED) if the database is unavailable."""
     check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
         try:
@@ -219,19 +205,13 @@ def inode(url: str) -> int | None:
 
 def check_there(url: str, same: int | None = None) -> None:
     """Raise Misuse(BAD_ARGUMENT) for a SQLite file that is missing on this machine, because SQLite would create an
-    empty one.
-
-    ``same`` is its :func:`inode` where it was first opened. A file with another inode is a different file that has the
-    same path on this machine.
-    """
+    empty one. ``same`` is its :func:`inode` where it was first opened. A file with another inode is a different file
+    that has the same path on this machine."""
     file = _find_file(sa.make_url(url))
     if file is None:
         return
-    found = inode(url)
-    host, rest = (
-        socket.gethostname(),
-        "on a cluster every worker must have the same file under this path; else use a database server",
-    )
+    found, host = inode(url), socket.gethostname()
+    rest = "on a cluster every worker must have the same file under this path; else use a database server"
     if found is None:
         raise Misuse(Code.BAD_ARGUMENT, f"{host} has no database {file}: {rest}")
     if same not in (None, found):
@@ -268,6 +248,5 @@ def _make_lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
     try:
         texts = cells.cast(pa.utf8())
     except pa.ArrowInvalid:  # not UTF-8 everywhere
-        plain = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells.to_pylist()]
-        texts = pa.array(plain, pa.utf8())
+        texts = pa.array([cell and cell.decode("utf-8", "replace") for cell in cells.to_pylist()], pa.utf8())
     return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), texts)

@@ -41,12 +41,10 @@ def settle_order(
     order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
 ) -> Act:
     """Settle one order (sweep 1). Unpaid and due at ``over_ticks`` or before: timed out, and its stock is released.
-    Paid: sold.
-
-    The order row is locked from the first read to the end, so no payment can intervene. The freeze is released first: a
-    crash in between leaves an unpaid order without a freeze, which no payment accepts and the next run finishes. Raises
-    Inconsistent, and SQLAlchemy's errors; then nothing was changed, or the next run finishes it.
-    """
+    Paid: sold. The order row is locked from the first read to the end, so no payment can intervene. The freeze is
+    released first: a crash in between leaves an unpaid order without a freeze, which no payment accepts and the next
+    run finishes. Raises Inconsistent, and SQLAlchemy's errors; then nothing was changed, or the next run finishes
+    it."""
     orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)
     this = orders.c[books.order_trans_id] == trans_id
     wanted = (books.order_state, books.order_settled, books.order_pay_by, *books.event_columns)
@@ -68,7 +66,9 @@ def settle_order(
             done = {books.order_state: books.timed_out if expired else books.paid, books.order_settled: True}
             order_db.execute(sa.update(orders).where(this).values(done))
             if expired and books.events is not None:
-                _send_event(order_db, books.events, trans_id, dict(zip(books.event_columns, more, strict=True)), books)
+                columns = dict(zip(books.event_columns, more, strict=True))
+                body = json.dumps({"trans_id": trans_id, "event": books.timed_out, **columns})
+                send_tx(order_db, books.events, body.encode(), key=trans_id)
             reach("sweep.freeze-written")
         reach("sweep.released")
     reach("sweep.settled")
@@ -78,13 +78,11 @@ def settle_order(
 def release_orphan(
     order_dbs: Sequence[sa.Connection], product_db: sa.Connection, trans_id: str, books: Books = Books()
 ) -> Act:
-    """Fence and release a freeze without an order (sweep 2), as unsold.
-
-    ``order_dbs`` are all shards in which its order could be. The absence of an order must be permanent, even if a slow
-    transaction is about to commit one. So the check is a write: it inserts the mark *never* under the key where the
-    order's transaction inserts *placed*, and the first of the two wins. The insert waits for a running transaction; a
-    later transaction fails on the mark. Raises as :func:`settle_order`.
-    """
+    """Fence and release a freeze without an order (sweep 2), as unsold. ``order_dbs`` are all shards in which its order
+    could be. The absence of an order must be permanent, even if a slow transaction is about to commit one. So the check
+    is a write: it inserts the mark *never* under the key where the order's transaction inserts *placed*, and the first
+    of the two wins. The insert waits for a running transaction; a later transaction fails on the mark. Raises as
+    :func:`settle_order`."""
     for order_db in order_dbs:
         with order_db.begin():
             word = _fence(order_db, trans_id, books)
@@ -100,11 +98,8 @@ def release_orphan(
 
 
 def release(product_db: sa.Connection, trans_id: str, final: str, books: Books = Books()) -> bool | None:
-    """Move the freezes of ``trans_id`` from frozen to ``final``, and restore the stock if that is unsold.
-
-    Runs inside the caller's transaction. Returns False if all were moved before, None if there are none. Raises
-    Inconsistent.
-    """
+    """Move the freezes of ``trans_id`` from frozen to ``final``, and restore the stock if that is unsold. Runs inside
+    the caller's transaction. Returns False if all were moved before, None if there are none. Raises Inconsistent."""
     freezes = table(books.freezes, books.freeze_trans_id, books.freeze_state)
     products = table(books.products, books.product_id, books.product_stock)
     of_this = freezes.c[books.freeze_trans_id] == trans_id
@@ -143,8 +138,3 @@ def _fence(order_db: sa.Connection, trans_id: str, books: Books) -> str:
         look = sa.select(marks.c[books.mark_word]).where(marks.c[books.mark_trans_id] == trans_id)
         return str(order_db.execute(look).scalar_one())
     return books.never
-
-
-def _send_event(order_db: sa.Connection, topic: str, trans_id: str, more: dict[str, Any], books: Books) -> None:
-    body = json.dumps({"trans_id": trans_id, "event": books.timed_out, **more})
-    send_tx(order_db, topic, body.encode(), key=trans_id)

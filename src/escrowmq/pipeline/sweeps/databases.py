@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -36,12 +36,12 @@ class Databases:
         return f"Databases({', '.join(map(safe_url, self.orders))}; {safe_url(self.products)})"
 
 
-class Connections:
-    """Connections of one task, opened on first use. A failed attempt is not repeated."""
+class Connections(ExitStack):
+    """Connections of one task, opened on first use. A failed attempt is not repeated. A context manager."""
 
-    def __init__(self, databases: Databases, stack: ExitStack) -> None:
+    def __init__(self, databases: Databases) -> None:
+        super().__init__()
         self._databases = databases
-        self._stack = stack
         self._made: dict[str, sa.Connection | sa.exc.SQLAlchemyError] = {}
 
     @property
@@ -59,19 +59,12 @@ class Connections:
         if made is None:
             check_there(url, self._databases.inodes[url])
             engine = open_locking(url)
-            self._stack.callback(engine.dispose)
+            self.callback(engine.dispose)
             try:
-                made = self._stack.enter_context(engine.connect())
+                made = self.enter_context(engine.connect())
             except sa.exc.SQLAlchemyError as problem:
                 made = problem
             self._made[url] = made
         if isinstance(made, sa.exc.SQLAlchemyError):
             raise made
         return made
-
-
-@contextmanager
-def connections(databases: Databases) -> Iterator[Connections]:
-    """Context manager: the connections of one task."""
-    with ExitStack() as stack:
-        yield Connections(databases, stack)

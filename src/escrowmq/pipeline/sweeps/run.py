@@ -23,7 +23,7 @@ from escrowmq.pipeline.sql.source import SOURCE, read_sql
 from escrowmq.pipeline.sql.tables import SqlRead
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books
-from escrowmq.pipeline.sweeps.databases import Connections, Databases, connections
+from escrowmq.pipeline.sweeps.databases import Connections, Databases
 from escrowmq.platform.times import to_us
 
 if TYPE_CHECKING:
@@ -70,25 +70,15 @@ def sweep_orders(
     now_us: int | None = None,
 ) -> Swept:
     """Run sweep 1, every 15 minutes: orders that are unpaid ``unpaid_seconds`` after their time are timed out and their
-    stock is released; paid orders are sold.
-
-    ``now_us`` is in microseconds since 1970; None means the earliest of the databases' clocks. Raises Misuse for
-    databases that lack a table or a column, and Unknown if one is unavailable when the sweep is planned. Later failures
-    are in the result.
-    """
+    stock is released; paid orders are sold. ``now_us`` is in microseconds since 1970; None means the earliest of the
+    databases' clocks. Raises Misuse for databases that lack a table or a column, and Unknown if one is unavailable when
+    the sweep is planned. Later failures are in the result."""
     books.check(databases.orders, databases.products)
     over = books.ticks(_read_now_us(now_us, databases) - to_us(unpaid_seconds))
-    due = (
-        (books.order_state, "=", books.paid),
-        (books.order_state, "=", books.unpaid),
-    )
-    still = (books.order_settled, "=", False)
-    past = (books.order_pay_by, "<=", over)
-    reads = [
-        SqlRead(url, books.orders, (books.order_trans_id,), (still, state, *([past] if number else [])))
-        for number, state in enumerate(due)
-        for url in databases.orders
-    ]
+    still, paid = (books.order_settled, "=", False), (books.order_state, "=", books.paid)
+    unpaid = ((books.order_state, "=", books.unpaid), (books.order_pay_by, "<=", over))
+    due = ((still, paid), (still, *unpaid))
+    reads = [SqlRead(url, books.orders, (books.order_trans_id,), where) for where in due for url in databases.orders]
     shard = f.col(SOURCE) % len(databases.orders)
     found = read_sql(spark, reads).select(f.col(books.order_trans_id), shard.cast("int"), f.lit(False))
 
@@ -109,10 +99,8 @@ def sweep_freezes(
     now_us: int | None = None,
 ) -> Swept:
     """Run sweep 2: stock that has been frozen for ``orphan_seconds`` and has no order is fenced and released as unsold.
-
     Arguments and errors as in :func:`sweep_orders`. Also raises Misuse(BAD_ARGUMENT), before any change, if an order is
-    in another shard than ``books.shard_by`` gives.
-    """
+    in another shard than ``books.shard_by`` gives."""
     books.check(databases.orders, databases.products)
     old = books.ticks(_read_now_us(now_us, databases) - to_us(orphan_seconds))
     where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
@@ -140,12 +128,8 @@ def sweep_freezes(
 
 def _act_on_candidates(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
     """Act on every candidate, in parallel on all cores. Returns the sums."""
-
-    def task(rows: Iterable[Row]) -> list[Done]:
-        return _act_on_rows(rows, databases, act)
-
     spread = found.repartition(found.sparkSession.sparkContext.defaultParallelism, found.columns[0])
-    results = spread.rdd.mapPartitions(task).collect()
+    results = spread.rdd.mapPartitions(lambda rows: _act_on_rows(rows, databases, act)).collect()
     acts: Counter[str] = Counter()
     for name, count, _ in results:
         acts[name] += count
@@ -159,21 +143,16 @@ def _act_on_rows(rows: Iterable[Row], databases: Databases, act: Callable[[Conne
     """Act on the candidates of a task, one after the other. Failures are reported and left for the next run."""
     done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
-    with connections(databases) as opened:
+    with Connections(databases) as opened:
         for row in rows:
             try:
                 done[act(opened, row)] += 1
             except (sa.exc.SQLAlchemyError, EscrowError, Inconsistent) as problem:
                 done[Act.FAILED] += 1
                 if len(alerts) < MOST_ALERTS:
-                    alerts.append((row[0], _describe_problem(problem)))
+                    own = getattr(problem, "orig", None) or problem  # without the statement and its values
+                    alerts.append((row[0], str(own).strip().partition("\n")[0]))
     return [(str(name), count, alerts if name is Act.FAILED else []) for name, count in done.items()]
-
-
-def _describe_problem(problem: Exception) -> str:
-    """Return the database's own error text, without the statement and its values."""
-    original = getattr(problem, "orig", None)
-    return str(original if original is not None else problem).strip().partition("\n")[0]
 
 
 def _read_now_us(now_us: int | None, databases: Databases) -> int:
@@ -181,8 +160,10 @@ def _read_now_us(now_us: int | None, databases: Databases) -> int:
     anything due early."""
     if now_us is not None:
         return now_us
-    told = []
-    for url in (databases.products, *databases.orders):
-        with engines.opened(url) as engine, engine.connect() as connection:
-            told.append(database_now_us(connection))
-    return min(told)
+    return min(map(read_database_us, (databases.products, *databases.orders)))
+
+
+def read_database_us(url: str) -> int:
+    """Return the time of a database's clock, microseconds since 1970."""
+    with engines.opened(url) as engine, engine.connect() as connection:
+        return database_now_us(connection)

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox import engines
-from escrowmq.outbox.dialects import database_now_us, in_a_line
-from escrowmq.pipeline.sweeps.run import Swept
+from escrowmq.outbox.dialects import in_a_line
+from escrowmq.pipeline.sweeps.run import Swept, read_database_us
 from escrowmq.platform.times import to_us
 
 TURN_SECONDS = 3.0
@@ -34,7 +34,8 @@ ALARM_TRIES = 3
 MOST_REASON = 1000
 """Maximum number of characters of an error. Java errors contain a traceback."""
 _LOCK = "escrowmq sweep"
-_LOCK_NUMBER = 0x6573_6372_6F77_7377
+_POSTGRESQL_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(COALESCE(current_schema(), ''), :it))"
+_LOCK_NUMBER: Any = 0x6573_6372_6F77_7377
 """PostgreSQL locks are numbers: the lock is derived from this number and the name of the schema."""
 
 _log = logging.getLogger(__name__)
@@ -75,19 +76,12 @@ def turn(url: str) -> Iterator[bool]:
             with _file_lock(engine.url.database) as held:
                 yield held
             return
+        if engine.dialect.name == "postgresql":
+            query, lock = _POSTGRESQL_LOCK, _LOCK_NUMBER
+        else:  # these locks are per server, so the name contains the database
+            query, lock = "SELECT GET_LOCK(:it, 0)", f"{_LOCK} {engine.url.database}"[:64]
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            yield bool(
-                connection.execute(*_make_lock_query(engine)).scalar()
-            )  # the end of the connection gives it back
-
-
-def _make_lock_query(engine: sa.Engine) -> tuple[sa.TextClause, dict[str, Any]]:
-    """Return the statement that takes the lock of these products, and its parameters."""
-    if engine.dialect.name == "postgresql":
-        number = "hashtextextended(COALESCE(current_schema(), ''), :it)"
-        return sa.text(f"SELECT pg_try_advisory_lock({number})"), {"it": _LOCK_NUMBER}
-    # These locks are per server, so the name contains the database.
-    return sa.text("SELECT GET_LOCK(:it, 0)"), {"it": f"{_LOCK} {engine.url.database}"[:64]}
+            yield bool(connection.scalar(sa.text(query), {"it": lock}))  # the end of the connection releases it
 
 
 @contextmanager
@@ -100,10 +94,10 @@ def _file_lock(path: str | None) -> Iterator[bool]:
     with Path(f"{path}.sweep-lock").open("a") as file:  # the lock of the database itself would keep its writers out
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = True
         except BlockingIOError:
-            yield False
-            return
-        yield True
+            is_held = False
+        yield is_held
 
 
 def seconds_to_turn(now_us: int, every: float) -> float:
@@ -122,13 +116,10 @@ def keep_sweeping(
     on_run: Callable[[Mapping[str, Swept] | None], None] = lambda found: None,
     alarm: str | None = None,
 ) -> None:
-    """Sweep at once, and then every ``every`` seconds, until ``stop`` is set.
-
-    ``products`` is the URL of the database whose lock and clock are used. ``on_run`` is called with the results of each
-    run, or with None if another machine had the turn or an error stopped the run. ``alarm`` is a URL to which failures
-    are posted, see :func:`post`. An error is reported, and the next turn tries again. Raises Misuse, which is
-    permanent.
-    """
+    """Sweep at once, and then every ``every`` seconds, until ``stop`` is set. ``products`` is the URL of the database
+    whose lock and clock are used. ``on_run`` is called with the results of each run, or with None if another machine
+    had the turn or an error stopped the run. ``alarm`` is a URL to which failures are posted, see :func:`post`. An
+    error is reported, and the next turn tries again. Raises Misuse, which is permanent."""
     totals = totals or Totals()
     while not stop.is_set():
         found: Mapping[str, Swept] | None = None
@@ -141,7 +132,7 @@ def keep_sweeping(
                     stop.wait(min(TURN_SECONDS, every / 2))
                 else:
                     totals.left_out += 1
-                    _log.info("another process sweeps: this turn is left out")
+                    _log.info("another process sweeps: this turn is skipped")
         except Misuse:
             raise
         except Exception as problem:  # including Spark errors: report them, and try again in the next turn
@@ -155,8 +146,7 @@ def keep_sweeping(
         if found is not None and any(swept.failed for swept in found.values()):
             _send_alarm(alarm, totals, make_failed_event(found))
         try:
-            with engines.opened(products) as engine, engine.connect() as connection:
-                pause = seconds_to_turn(database_now_us(connection), every)
+            pause = seconds_to_turn(read_database_us(products), every)
         except (EscrowError, sa.exc.SQLAlchemyError):
             pass  # it is away: this machine's own clock is good enough until it is back
         stop.wait(pause)
@@ -164,20 +154,15 @@ def keep_sweeping(
 
 def make_failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
     """Return the event about unsettled candidates: their number by sweep, and at least some of the rows."""
-    rows = [
-        {"sweep": name, "trans_id": trans_id, "error": problem}
-        for name, swept in found.items()
-        for trans_id, problem in swept.alerts
-    ]
+    rows = [{"sweep": name, **alert} for name, swept in found.items() for alert in swept.to_json()["alerts"]]
     return {"event": "sweep.failed", "failed": {name: swept.failed for name, swept in found.items()}, "rows": rows}
 
 
 def _send_alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> None:
-    if url is None:
-        return
     try:
-        post(url, event)
-        totals.alarms += 1
+        if url is not None:
+            post(url, event)
+            totals.alarms += 1
     except EscrowError as problem:
         totals.alarms_lost += 1
         _log.error("ALERT: the alarm could not be delivered: %s", problem)
@@ -190,10 +175,8 @@ def check_alarm(url: str) -> None:
 
 
 def post(url: str, event: Mapping[str, Any]) -> None:
-    """Post an event as JSON. The receiver must respond with a status of 200 to 299.
-
-    Tries ``ALARM_TRIES`` times, then raises Unknown(DISCONNECTED). Raises Misuse(BAD_ARGUMENT) for an invalid URL.
-    """
+    """Post an event as JSON. The receiver must respond with a status of 200 to 299. Tries ``ALARM_TRIES`` times, then
+    raises Unknown(DISCONNECTED). Raises Misuse(BAD_ARGUMENT) for an invalid URL."""
     check_alarm(url)
     body = json.dumps(event).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
@@ -207,17 +190,17 @@ def post(url: str, event: Mapping[str, Any]) -> None:
             raised.close()
         except (OSError, ValueError) as raised:
             problem = str(raised)
-    raise error(Code.DISCONNECTED, f"nobody took the alarm: {problem}")
+    raise error(Code.DISCONNECTED, f"the alarm was not accepted: {problem}")
 
 
 METRICS: dict[str, tuple[str, str]] = {
-    "runs": ("counter", "runs that came to their end"),
+    "runs": ("counter", "completed runs"),
     "left_out": ("counter", "turns that another process had"),
-    "broken_off": ("counter", "runs that an error broke off"),
-    "alarms": ("counter", "alarms that were delivered"),
-    "alarms_lost": ("counter", "alarms that nobody took"),
-    "acts": ("counter", "orders and freezes, by sweep and by what was done"),
-    "waiting": ("gauge", "what the last run could not settle, by sweep"),
+    "broken_off": ("counter", "runs aborted by an error"),
+    "alarms": ("counter", "delivered alarms"),
+    "alarms_lost": ("counter", "alarms that no receiver accepted"),
+    "acts": ("counter", "orders and freezes, by sweep and result"),
+    "waiting": ("gauge", "orders and freezes that the last run could not settle, by sweep"),
 }
 """Kind and meaning of each metric. Exported as ``escrowmq_sweep_NAME``."""
 
@@ -230,18 +213,16 @@ def collector(totals: Totals) -> Any:
     class SweepCollector(Collector):
         def collect(self) -> Iterator[Metric]:
             acts, waiting = totals.snapshot()
+            labelled: dict[str, tuple[tuple[str, ...], dict[Any, int]]] = {
+                "acts": (("sweep", "act"), acts),
+                "waiting": (("sweep",), {(sweep,): count for sweep, count in waiting.items()}),
+            }
             for name, (kind, meaning) in METRICS.items():
                 family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-                labels = {"acts": ("sweep", "act"), "waiting": ("sweep",)}.get(name, ())
+                labels, counts = labelled[name] if name in labelled else ((), {(): getattr(totals, name)})
                 metric = family(f"escrowmq_sweep_{name}", meaning, labels=labels)
-                if name == "acts":
-                    for pair, count in sorted(acts.items()):
-                        metric.add_metric(pair, count)
-                elif name == "waiting":
-                    for sweep, count in sorted(waiting.items()):
-                        metric.add_metric([sweep], count)
-                else:
-                    metric.add_metric([], getattr(totals, name))
+                for values, count in sorted(counts.items()):
+                    metric.add_metric(values, count)
                 yield metric
 
         def describe(self) -> Iterator[Metric]:
