@@ -281,15 +281,14 @@ def server_context(certificate: Path, key: Path, client_authorities: Path | None
     client may present a certificate of these. Raises Misuse(BAD_SETTING)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificate(context, certificate, key)
+    _load_certificate(context, certificate, key)
     if client_authorities is not None:
         _trust(context, client_authorities)
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
-def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Load a certificate chain and its key; new connections use them from now on. Raises Misuse(BAD_SETTING)."""
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
         context.load_cert_chain(certificate, key, password=lambda: b"")
     except (OSError, ValueError) as problem:
@@ -311,7 +310,7 @@ def client_context(
         _trust(context, authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None:
-        load_certificate(context, certificate, key if key is not None else certificate)
+        _load_certificate(context, certificate, key if key is not None else certificate)
     return context
 
 

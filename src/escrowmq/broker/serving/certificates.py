@@ -9,7 +9,7 @@ from pathlib import Path
 
 from escrowmq.errors import EscrowError
 from escrowmq.platform.logs import tell
-from escrowmq.wire.channel import load_certificate, server_context
+from escrowmq.wire.channel import server_context
 
 POLL_SECONDS = 0.5
 
@@ -22,8 +22,12 @@ class ServerCertificate:
     """
 
     def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
-        self.certificate, self.key = certificate, key
+        self.certificate, self.key, self._client_authorities = certificate, key, client_authorities
         self.context: ssl.SSLContext = server_context(certificate, key, client_authorities)
+        """For servers. Each handshake switches to the newest certificate."""
+        self._newest = self.context
+        # A new certificate in the same context would leave it without a key for a moment, and handshakes would fail.
+        self.context.sni_callback = lambda connection, name, context: setattr(connection, "context", self._newest)
         self._signature = self._sign()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="escrowmq-certificate", daemon=True)
@@ -53,8 +57,7 @@ class ServerCertificate:
             if signature == self._signature:
                 continue
             try:
-                load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate, self.key)  # a trial
-                load_certificate(self.context, self.certificate, self.key)
+                self._newest = server_context(self.certificate, self.key, self._client_authorities)
             except EscrowError as problem:
                 tell(logging.ERROR, "certificate rejected", f"the former certificate stays: {problem.message}")
             else:
