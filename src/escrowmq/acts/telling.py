@@ -6,16 +6,32 @@ import getpass
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from escrowmq.acts.chain import Break
 from escrowmq.acts.journal import Listed
 from escrowmq.wire.actions.acts import Act, Broken
 
+_acting: ContextVar[str | None] = ContextVar("acting", default=None)
+
+
+@contextmanager
+def acting_as(principal: str | None) -> Iterator[None]:
+    """Record the operator actions of this block under an authenticated principal; None: under the system's user."""
+    token = _acting.set(principal)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
 
 def acting_user() -> str:
-    """Return user and host from the operating system, unverified."""
+    """Return the principal of :func:`acting_as`, or else user and host from the operating system, unverified."""
+    if (principal := _acting.get()) is not None:
+        return principal
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user number without a name

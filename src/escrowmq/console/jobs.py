@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import secrets
 import threading
@@ -53,8 +54,9 @@ class Jobs:
             for old in [id for id, one in self._jobs.items() if one.ended.is_set()][: -KEPT or None]:
                 del self._jobs[old]
             self._jobs[job.id] = job
+            context = contextvars.copy_context()  # which names the operator
             self._threads[job.id] = threading.Thread(
-                target=self._work, args=(job, work), name="escrowmq-console-job", daemon=True
+                target=context.run, args=(self._work, job, work), name="escrowmq-console-job", daemon=True
             )
             self._threads[job.id].start()
         return job
@@ -72,6 +74,11 @@ class Jobs:
         """Return the newest job of a kind for a plan; None if there is none."""
         with self._lock:
             return next((one for one in reversed(self._jobs.values()) if (one.kind, one.about) == (kind, about)), None)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a job is running."""
+        return bool(self._threads)
 
     def close(self) -> None:
         """Stop all jobs at a resumable point, and wait for them."""

@@ -7,6 +7,6 @@ checks their rights and follows changes of the file.
 
 from escrowmq.rights.file import Rights, load, parse
 from escrowmq.rights.guard import Caller, Guard
-from escrowmq.rights.rules import Access, Need, Principal, Rule
+from escrowmq.rights.rules import Access, Need, Principal, Rule, denied
 
-__all__ = ["Access", "Caller", "Guard", "Need", "Principal", "Rights", "Rule", "load", "parse"]
+__all__ = ["Access", "Caller", "Guard", "Need", "Principal", "Rights", "Rule", "denied", "load", "parse"]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.platform.logs import tell
 from escrowmq.rights.file import Rights, Token, load
-from escrowmq.rights.rules import Limits, Need, Principal
+from escrowmq.rights.rules import Limits, Need, Principal, denied
 from escrowmq.rights.tokens import digest
 from escrowmq.wire.actions.rights import Denial, Denials
 
@@ -221,11 +221,7 @@ class Guard:
         with self._lock:
             self.denied += 1
             self._denials.append(_Denied(time.time_ns() // 1000, name, need))
-        raise error(
-            Code.DENIED,
-            f"{name} may not {need.phrase()}: it needs `{need}`",
-            "an administrator can add it to the rights file; `escrowmq whoami` shows the rights of a token",
-        )
+        raise denied(name, need)
 
     def spend(self, caller: Caller, rows: int, size: int) -> None:
         """Count rows and bytes against the caller's limits. Raises Overloaded(QUEUE_FULL) with ``retry_after``."""

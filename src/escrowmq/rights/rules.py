@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.settings import nearest
 
 
@@ -51,6 +52,15 @@ class Need(NamedTuple):
     def phrase(self) -> str:
         """Return the operation in words: ``consume group cart``."""
         return _PHRASES[self.access].format(self.name or "any")
+
+
+def denied(principal: str, need: Need) -> EscrowError:
+    """Return Denied(DENIED), which names the principal and the right that it lacks."""
+    return error(
+        Code.DENIED,
+        f"{principal} may not {need.phrase()}: it needs `{need}`",
+        "an administrator can add it to the rights file; `escrowmq whoami` shows the rights of a token",
+    )
 
 
 class Rule(NamedTuple):
