@@ -1,4 +1,4 @@
-"""The console's application: routes, rendering of responses as HTML, and error pages."""
+"""The console's application: routes, login, rendering of responses as HTML, and error pages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -17,10 +19,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from escrowmq.acts.telling import acting_as
 from escrowmq.console import words
-from escrowmq.console.asked import Answer, Download, Page, Params, Redirect
+from escrowmq.console.asked import MAX_TEXT, Answer, Download, Page, Params, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.guard import Refused
+from escrowmq.console.limits import ConsoleSettings
+from escrowmq.console.sessions import LoginNeeded, Sessions
 from escrowmq.console.views import plans
 from escrowmq.console.views.table import ROOMS, VIEWS, View
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
@@ -39,56 +44,108 @@ def own_path(path: str) -> str:
     return "/" + path.lstrip("/\\")
 
 
-def build(console: Console) -> Starlette:
-    """Return the application over a console; the caller closes the console."""
-    templates = _templates(console)
+def build(sessions: Sessions, settings: ConsoleSettings) -> Starlette:
+    """Return the application over the consoles of sessions; the caller closes them."""
+    templates = _templates()
     files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 
-    def render(request: Request, page: Page) -> Response:
+    def render(request: Request, page: Page, console: Console | None) -> Response:
+        """Render a page; without a console it shows nothing of brokers and databases."""
         text = templates.get_template(page.template).render(
             page=page,
             path=own_path(request.url.path),
             token=request.state.token,
-            now_us=console.now_us(),
+            **_values_of(console),
             **page.values,
         )
         return HTMLResponse(text, page.status)
 
-    def respond(request: Request, answer: Answer) -> Response:
+    def respond(request: Request, answer: Answer, console: Console) -> Response:
         match answer:
             case Page():
-                return render(request, answer)
+                return render(request, answer, console)
             case Redirect(to):
                 return RedirectResponse(to, 303)
             case Download(name, content):
                 headers = {"Content-Disposition": f'attachment; filename="{name}"'}
                 return Response(content, 200, headers, "application/octet-stream")
 
-    def problem_page(request: Request, problem: EscrowError, status: int) -> Response:
+    def problem_page(request: Request, problem: EscrowError, status: int, console: Console | None = None) -> Response:
         page = Page("problem.html", "This did not work", {"problem": problem}, status=status)
-        response = render(request, page)
+        response = render(request, page, console)
         if isinstance(problem, Overloaded):
             response.headers["Retry-After"] = str(max(math.ceil(problem.retry_after), 1))
         return response
 
+    async def respond_in(request: Request, work: Callable[[Console], Awaitable[Response]]) -> Response:
+        """Respond by ``work`` in the console of the request's session, or lead to the login page."""
+        if (refused := request.state.refused) is not None:
+            return problem_page(request, refused.problem, refused.status)
+        try:
+            async with sessions.enter(request.state.known_cookie) as console:
+                return await work(console)
+        except LoginNeeded:
+            return RedirectResponse(_login_path(request), 303)
+        except EscrowError as problem:
+            return problem_page(request, problem, status_of(problem))
+
     def endpoint(view: View) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
-            if (refused := request.state.refused) is not None:
-                return problem_page(request, refused.problem, refused.status)
             params = Params(request.url.path, request.path_params, dict(request.query_params), request.state.form)
-            try:
-                loop = asyncio.get_running_loop()
-                # A page is rendered on its thread, template included: a long one must not delay the others.
-                work = loop.run_in_executor(console.threads, lambda: respond(request, view(console, params)))
-                return await asyncio.wait_for(asyncio.shield(work), console.settings.page_timeout)
-            except TimeoutError:
-                text = f"there was no answer within {console.settings.page_timeout:g} seconds"
-                slow = Unknown(Code.TIMED_OUT, text, "the broker may be busy or stopped; look at the overview")
-                return problem_page(request, slow, 504)
-            except EscrowError as problem:
-                return problem_page(request, problem, status_of(problem))
+
+            async def work(console: Console) -> Response:
+                def run() -> Response:
+                    with acting_as(console.user):
+                        return respond(request, view(console, params), console)
+
+                try:
+                    # A page is rendered on its thread, template included: a long one must not delay the others.
+                    rendering = asyncio.get_running_loop().run_in_executor(console.threads, run)
+                    return await asyncio.wait_for(asyncio.shield(rendering), settings.page_timeout)
+                except TimeoutError:
+                    text = f"there was no answer within {settings.page_timeout:g} seconds"
+                    slow = Unknown(Code.TIMED_OUT, text, "the broker may be busy or stopped; look at the overview")
+                    return problem_page(request, slow, 504, console)
+                except EscrowError as problem:
+                    if problem.code is Code.UNAUTHENTICATED:
+                        raise
+                    return problem_page(request, problem, status_of(problem), console)
+
+            return await respond_in(request, work)
 
         return serve
+
+    async def login(request: Request) -> Response:
+        form, state = request.state.form, request.state
+        if state.refused is not None:
+            return problem_page(request, state.refused.problem, state.refused.status)
+        to = own_path((form.get("next") or [request.query_params.get("next", "")])[0])
+        values = {"to": to, "problem": ""}
+        try:
+            if not await sessions.needs_login():
+                return RedirectResponse(to, 303)
+            if request.method != "POST":
+                with suppress(LoginNeeded):
+                    async with sessions.enter(state.known_cookie):
+                        return RedirectResponse(to, 303)
+                return render(request, Page("login.html", "Log in", values), None)
+            cookie = state.new_cookie()
+            await sessions.begin(form.get("access_token", ("",))[0].strip(), state.known_cookie, cookie)
+        except EscrowError as problem:
+            if problem.code is not Code.UNAUTHENTICATED:
+                logger.warning("a login could not be checked: %s", problem)
+            values["problem"] = problem.code.sentence  # its message may name a broker
+            return render(request, Page("login.html", "Log in", values, status=status_of(problem)), None)
+        state.cookie = cookie
+        return RedirectResponse(to, 303)
+
+    async def logout(request: Request) -> Response:
+        async def work(_: Console) -> Response:
+            sessions.end(request.state.known_cookie)
+            request.state.cookie = request.state.new_cookie()
+            return RedirectResponse("/login", 303)
+
+        return await respond_in(request, work)
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
@@ -99,25 +156,49 @@ def build(console: Console) -> Starlette:
         return Response(files[name], media_type=_STATIC[name])
 
     async def on_http(request: Request, problem: Any) -> Response:
-        if (refused := request.state.refused) is not None:
-            return problem_page(request, refused.problem, refused.status)
-        if problem.status_code == 405:
-            return problem_page(request, error(Code.BAD_REQUEST, "this address does not take that"), 405)
-        nothing = error(Code.NOT_FOUND, "there is no such page", "begin at the overview")
-        return problem_page(request, nothing, problem.status_code)
+        async def work(console: Console) -> Response:
+            if problem.status_code == 405:
+                return problem_page(request, error(Code.BAD_REQUEST, "this address does not take that"), 405, console)
+            nothing = error(Code.NOT_FOUND, "there is no such page", "begin at the overview")
+            return problem_page(request, nothing, problem.status_code, console)
+
+        return await respond_in(request, work)
 
     async def on_bug(request: Request, problem: Exception) -> Response:
         logger.error("a page failed", exc_info=problem)
         return problem_page(request, Unknown(Code.CLOSED, "the console failed on this page; its log says why"), 500)
 
     routes = [Route(path, endpoint(view), methods=methods) for path, methods, view in VIEWS]
+    routes += [Route("/login", login, methods=["GET", "POST"]), Route("/logout", logout, methods=["POST"])]
     return Starlette(
         routes=[*routes, Route("/static/{name}", static)],
         exception_handlers={HTTPException: on_http, Refused: on_http, Exception: on_bug},
     )
 
 
-def _templates(console: Console) -> Environment:
+def _login_path(request: Request) -> str:
+    """Return the address of the login page, which leads back to the requested page."""
+    if request.method == "POST":
+        return "/login"
+    path = own_path(request.url.path) + (f"?{request.url.query}" if request.url.query else "")
+    return "/login?" + urlencode({"next": path if len(path) <= MAX_TEXT else "/"})
+
+
+def _values_of(console: Console | None) -> Mapping[str, Any]:
+    """Return what templates need of a console."""
+    if console is None:
+        return {"brokers": [], "databases": [], "user": ""}
+    return {
+        "brokers": console.addresses,
+        "databases": console.databases,
+        "user": console.user,
+        "lacks": console.lacks,
+        "lacks_plan": console.lacks_plan,
+        "now_us": console.now_us(),
+    }
+
+
+def _templates() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -129,8 +210,6 @@ def _templates(console: Console) -> Environment:
     made.filters["id"] = id
     globals_: Mapping[str, Any] = {
         "rooms": ROOMS,
-        "brokers": console.addresses,
-        "databases": list(console.engines),
         "act_words": plans.WORDS,
         "plan_acts": ACTS,
         "forever": FOREVER,

@@ -67,13 +67,14 @@ class Guard:
         cookie = known or self._tokens.new_cookie()
         state = scope.setdefault("state", {})
         state |= {"token": self._tokens.of(cookie), "form": {}, "refused": None}
+        state |= {"known_cookie": known, "cookie": cookie, "new_cookie": self._tokens.new_cookie}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = MutableHeaders(scope=message)
                 given.update(HEADERS)
-                if known is None:
-                    given.append("Set-Cookie", f"{self._tokens.name}={cookie}; Path=/; HttpOnly; SameSite=Strict")
+                if state["cookie"] != known:  # there was none, or a session begins or ends
+                    given.append("Set-Cookie", f"{self._tokens.name}={state['cookie']}; {self._tokens.attributes}")
                 if state["refused"] is not None:
                     given["Connection"] = "close"  # its form may be unread
             await send(message)

@@ -32,6 +32,12 @@ class ConsoleSettings:
     """Fields of one form."""
     form_timeout: float = 30.0
     """Timeout (s) for a browser to send a form."""
+    max_sessions: int = 100
+    """Sessions. Above: the one that is idle longest ends."""
+    session_seconds: float = 12 * 3600.0
+    """Time (s) after which a session ends."""
+    idle_seconds: float = 1800.0
+    """Time (s) without a page after which a session ends, unless it runs a plan."""
 
 
 PAGE_ROWS = 50

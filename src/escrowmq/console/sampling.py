@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from escrowmq.client.links.router import Router
-from escrowmq.errors import EscrowError
+from escrowmq.errors import Denied, EscrowError
 from escrowmq.wire.actions import brokers, groups
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,10 @@ class Sample:
 
 
 class Sampler:
-    """A thread that samples until it is closed. ``every``: interval in seconds; ``keep``: number of samples kept."""
+    """A thread that samples until it is closed. ``every``: interval in seconds; ``keep``: number of samples kept.
+    ``is_active`` pauses it, for callers without the right to see the numbers; the first refusal does so, too."""
+
+    is_active = True
 
     def __init__(self, router: Router, every: float, keep: int, timeout: float) -> None:
         self._router = router
@@ -86,17 +89,24 @@ class Sampler:
 
     def _work(self) -> None:
         while not self._closed.is_set():
-            try:
-                sample = self.look()
-            except EscrowError as problem:
-                sample = Sample(time.monotonic(), problem=str(problem))
-            except Exception as problem:  # the next sample may succeed; the times on the page show that it is stale
-                logger.error("a look at the brokers failed", exc_info=problem)
-                sample = Sample(time.monotonic(), problem=f"{type(problem).__name__}: {problem}")
-            with self._changed:
-                self._samples.append(sample)
-                self._changed.notify_all()
+            if self.is_active:
+                self._take()
             self._closed.wait(self._every)
+
+    def _take(self) -> None:
+        try:
+            sample = self.look()
+        except Denied as problem:
+            self.is_active = False  # each further try would be recorded as a denied call
+            sample = Sample(time.monotonic(), problem=str(problem))
+        except EscrowError as problem:
+            sample = Sample(time.monotonic(), problem=str(problem))
+        except Exception as problem:  # the next sample may succeed; the times on the page show that it is stale
+            logger.error("a look at the brokers failed", exc_info=problem)
+            sample = Sample(time.monotonic(), problem=f"{type(problem).__name__}: {problem}")
+        with self._changed:
+            self._samples.append(sample)
+            self._changed.notify_all()
 
     def look(self) -> Sample:
         """Take one sample. Raises EscrowError if no broker responds."""

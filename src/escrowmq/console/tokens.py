@@ -1,6 +1,7 @@
 """Tokens against forged forms: a form is accepted only with the token that this console wrote into it for this browser.
-A browser has a random cookie; a form's token is a keyed hash of it, with a key drawn by this process. Cookies of a host
-are sent to all its ports, so another program on this machine may see the cookie, but cannot compute the token."""
+A browser has a random cookie, which a session renews; a form's token is a keyed hash of it, with a key drawn by this
+process. Cookies of a host are sent to all its ports, so another program on this machine may see the cookie, but cannot
+compute the token."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ _COOKIE = re.compile(r"[0-9a-f]{64}")
 
 
 class Tokens:
-    """The tokens of one console. ``name`` is the cookie's: two consoles on one host do not share it."""
+    """The tokens of one console. ``name`` is the cookie's: two consoles on one host do not share it. ``secure``: it is
+    sent over TLS only, and no other host of the domain can set it."""
 
-    def __init__(self, port: int) -> None:
-        self.name = f"escrowmq-console-{port}"
+    def __init__(self, port: int, *, secure: bool = False) -> None:
+        self.name = f"{'__Host-' * secure}escrowmq-console-{port}"
+        self.attributes = "Path=/; HttpOnly; SameSite=Strict" + "; Secure" * secure
         self._key = secrets.token_bytes(32)
 
     def cookie_of(self, header: str) -> str | None:

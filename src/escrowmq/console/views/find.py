@@ -13,6 +13,7 @@ BAD = {"dead", "parked", "refused", "damaged", "expired", "failed", "nacked", "s
 
 def find(console: Console, params: Params) -> Page:
     """Show the results, newest first."""
+    console.require_view()
     wanted = params.text("q")
     if wanted is None:
         return Page("find.html", "Find", {"found": None, "searched": "", "bad": BAD}, ROOM)

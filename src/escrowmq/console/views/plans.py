@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from escrowmq.console.asked import Answer, Page, Params, Redirect
-from escrowmq.console.core import Console
+from escrowmq.console.core import Console, group_of
 from escrowmq.console.jobs import Job
 from escrowmq.console.views.transactions import seconds
 from escrowmq.console.words import plural
@@ -80,7 +80,8 @@ def new(console: Console, params: Params) -> Page:
         "words": WORDS,
         "chosen": {name: _format(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
         "fields": fields,
-        "engines": list(console.engines),
+        "engines": console.databases,
+        "group": chosen.get("group"),
         "items": json.dumps(chosen["items"]) if chosen.get("items") else None,
     }
     return Page("plan_new.html", "Make a plan", values, ROOM)
@@ -98,7 +99,7 @@ def make(console: Console, params: Params) -> Answer:
             "go back, and say why",
         )
     selection = _form_selection(params)
-    where = console.where(act, selection.get("database"))
+    where = console.where(act, selection.get("database"), selection.get("group"))
     without = params.form_value("without_missing") == "yes"
 
     def work(job: Job) -> str:
@@ -131,7 +132,8 @@ def plan(console: Console, params: Params) -> Page:
         "problem": _problem(run) or _problem(dry_job),
         "final": found.act.rpartition(".")[2] in FINAL,
         "foreign": console.is_foreign(found),
-        "source": ", ".join((console.source, *console.engines)),
+        "source": ", ".join((console.source, *console.databases)),
+        "needed": console.lacks_plan(found.act, group_of(found)),
         "ramp": ", ".join(f"{share:g}" for share in SHARES),
         "pause": f"{PAUSE:g}",
         "columns": _columns(found.samples),
@@ -208,6 +210,7 @@ def run(console: Console, params: Params) -> Answer:
 def stop(console: Console, params: Params) -> Answer:
     """Stop a run after its current batch, whichever process runs it."""
     found = console.plans.get(params.places["id"])
+    console.require(console.lacks_plan(found.act, group_of(found)))
     job = console.jobs.of("run", found.id)
     if job is not None:
         job.stop.set()
@@ -218,7 +221,9 @@ def stop(console: Console, params: Params) -> Answer:
 
 def delete(console: Console, params: Params) -> Answer:
     """Delete a plan and its results; its operations stay in the record."""
-    console.plans.delete(params.places["id"])
+    found = console.plans.get(params.places["id"])
+    console.require(console.lacks_plan(found.act, group_of(found)))
+    console.plans.delete(found.id)
     return Redirect(ROOM)
 
 

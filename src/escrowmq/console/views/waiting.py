@@ -14,6 +14,7 @@ SHOWN = 300
 
 def waiting(console: Console, params: Params) -> Page:
     """Show all pending work."""
+    console.require_view()
     found = overview.waiting(console.bus, list(console.engines.values()))
     parts = [
         (

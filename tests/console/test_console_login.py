@@ -1,0 +1,681 @@
+"""Logging in to the console: what a visitor without a session sees, what a session may do, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from console_visitor import Visitor
+from console_world import QUICK, fail_all
+from guarded_broker import RightsFile, guarded
+
+import escrowmq as mq
+from escrowmq.connecting import links
+from escrowmq.console import ConsoleSettings, beside
+from escrowmq.console.core import Console
+from escrowmq.console.sessions import Sessions
+from escrowmq.console.views.table import VIEWS
+from escrowmq.errors import Code
+from escrowmq.rights.tokens import new_token
+
+SETTINGS = ConsoleSettings(sample_seconds=0.1, call_timeout=5.0)
+GROUP, TOPIC, SECRET = "cart", "orders", "order-secret"
+"""``SECRET`` is the key of each message: a page without a session must not contain it."""
+
+
+class World:
+    """A served broker with a rights file, with dead letters, an open transaction, and plans."""
+
+    def __init__(self, url: str, rights: RightsFile, folder: Path) -> None:
+        self.url, self.rights, self.plans = url, rights, folder / "plans"
+        self.broker = links(url, {})[0].address
+
+    def bus(self, principal: str) -> mq.Bus:
+        return mq.connect(self.url, token=self.rights.tokens[principal])
+
+    def fill(self) -> None:
+        with self.bus("boss") as bus:
+            bus.admin.create_topic(TOPIC, queues=1)
+            shop = bus.producer("shop")
+            for number in range(4):
+                shop.send(TOPIC, b"{}", key=f"{SECRET}-{number}")
+            transaction = bus.producer("pay", unasked=True).transaction()
+            transaction.send(TOPIC, b"{}", key=SECRET)
+            fail_all(bus, GROUP, TOPIC, {}, 3)
+            self.letter = dict(bus.admin.dead_letters(GROUP)[0])
+            self.transaction = str(bus.admin.transactions(state="open")[0]["id"])
+
+    def connect(self, token: str | None) -> Any:
+        return links(self.url, {"token": token or ""})
+
+    @contextmanager
+    def console(self, settings: ConsoleSettings = SETTINGS, **options: Any) -> Iterator[str]:
+        options = {"rights": True, "plans": self.plans, **options}
+        with beside(self.connect, listen="127.0.0.1:0", settings=settings, **options) as at:
+            yield at["console"]
+
+
+def principals(folder: Path) -> RightsFile:
+    rights = RightsFile(folder)
+    rights.add("boss", "send *", "produce *", "consume *", "read *", "act *", "view", "admin")
+    rights.add("ops", "read *", "view", "act *")
+    rights.add("reader", "read *", "view")
+    rights.add("clerk", "read *", "view", f"act {GROUP}")
+    rights.add("shop", "send *", "produce shop")
+    return rights
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("login")
+    rights = principals(folder)
+    with guarded(folder, rights, **QUICK) as served:
+        made = World(f"escrow://127.0.0.1:{served.port}", rights, folder)
+        made.fill()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def console_url(world: World) -> Iterator[str]:
+    with world.console() as url:
+        yield url
+
+
+@pytest.fixture
+def visit(world: World) -> Iterator[Callable[..., Visitor]]:
+    """Visit a console, as a principal that logs in, or without a session."""
+    visitors: list[Visitor] = []
+
+    def run(url: str, principal: str = "") -> Visitor:
+        visitor = Visitor(url)
+        visitors.append(visitor)
+        if principal:
+            log_in(visitor, world.rights.tokens[principal])
+        return visitor
+
+    yield run
+    for visitor in visitors:
+        visitor.http.close()
+
+
+def log_in(visitor: Visitor, token: str, status: int = 303, **form: str) -> str:
+    visitor.get("/login")
+    return visitor.post("/login", status, access_token=token, **form)
+
+
+def until_ended(visitor: Visitor, path: str = "/topics", seconds: float = 30.0) -> float:
+    """Look again and again until the page leads to the login; the seconds that it took."""
+    began = time.monotonic()
+    while (answer := visitor.http.get(path)).status_code != 303:
+        assert time.monotonic() - began < seconds, answer.text
+        time.sleep(0.05)
+    assert answer.headers["location"].startswith("/login?next=")
+    return time.monotonic() - began
+
+
+def text_of(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def cookie_of(visitor: Visitor) -> str:
+    return next(one.value or "" for one in visitor.http.cookies.jar)
+
+
+# Every page
+
+
+def address_of(path: str, world: World, plan: str = "20260101-000000-000000") -> str:
+    """An address of a page of the table; one without a sample here fails."""
+    letter = {name: world.letter[name] for name in ("topic", "queue", "offset")}
+    places = {"topic": TOPIC, "group": "shop" if path.startswith("/producers") else GROUP, "number": "1"}
+    if path.startswith("/transactions"):
+        places["id"] = world.transaction
+    elif path.startswith("/plans"):
+        places["id"] = plan
+    elif path.startswith("/work"):
+        places["id"] = "0" * 16
+    query = {"/find": {"q": SECRET}, "/topics/{topic}/message": {"offset": 0}, "/topics/{topic}/body": {"offset": 0}}
+    query |= {f"/dead-letters/{{group}}/{name}": letter for name in ("letter", "edit")}
+    made = path.format(**places)
+    return f"{made}?{urlencode(query[path])}" if path in query else made
+
+
+def form_of(path: str, world: World, digest: str = "") -> dict[str, Any]:
+    """A sound form for a page that changes something."""
+    letter = world.letter
+    typed = {"why": "a test", "typed": GROUP}
+    return {
+        "/topics/{topic}/alter": {"queues": 2, "why": "a test"},
+        "/topics/{topic}/delete": {"why": "a test", "typed": TOPIC},
+        "/groups/{group}/pause": typed,
+        "/groups/{group}/resume": typed,
+        "/groups/{group}/fence": {"instance": "one", "typed": "one", "why": "a test"},
+        "/groups/{group}/reset": {**typed, "places": json.dumps({world.broker: [[TOPIC, 0, 4]]})},
+        "/groups/{group}/delete": typed,
+        "/producers/{group}/alter": {"check_max": 3, "why": "a test"},
+        "/dead-letters/{group}/edit": {
+            **{name: letter[name] for name in ("topic", "queue", "offset", "dead_us", "attempts")},
+            **{"broker": world.broker, "new_id": "ab" * 16, "why": "a test"},
+        },
+        "/plans": {"act": "dead_letters.retry", "group": GROUP, "why": "a test"},
+        "/plans/{id}/dry-run": {},
+        "/plans/{id}/run": {"digest": digest},
+        "/plans/{id}/stop": {},
+        "/plans/{id}/delete": {},
+    }[path]
+
+
+GETS = [path for path, methods, _ in VIEWS if "GET" in methods]
+POSTS = [path for path, methods, _ in VIEWS if "POST" in methods]
+
+
+@pytest.mark.parametrize("path", [*GETS, "/nothing"])
+def test_without_a_session_a_page_shows_nothing_and_leads_to_the_login(
+    world: World, console_url: str, visit: Callable[..., Visitor], path: str
+) -> None:
+    visitor, address = visit(console_url), address_of(path, world)
+    answer = visitor.http.get(address)
+    assert answer.status_code == 303
+    assert answer.content == b""
+    to = urlsplit(answer.headers["location"])
+    assert (to.scheme, to.netloc, to.path) == ("", "", "/login")
+    assert parse_qs(to.query)["next"] == [address]
+    page = visitor.get(answer.headers["location"])
+    for hidden in (SECRET, world.broker, f"{world.broker}".partition("//")[2], "Topics", "reader"):
+        assert hidden not in page.replace(f'value="{address.replace("&", "&amp;")}"', "")
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_without_a_session_a_form_does_nothing(
+    world: World, console_url: str, visit: Callable[..., Visitor], path: str
+) -> None:
+    visitor = visit(console_url)
+    assert "DENIED" in visitor.post(address_of(path, world), 403, **form_of(path, world))
+    visitor.get("/login")
+    with world.bus("boss") as bus:
+        before = len(bus.admin.acts())
+        assert visitor.post(address_of(path, world), **form_of(path, world)) == "/login"
+        assert len(bus.admin.acts()) == before
+
+
+def plan_by(visitor: Visitor, **fields: str) -> tuple[str, str]:
+    """A new plan: its id and digest."""
+    visitor.get("/plans/new")
+    path = visitor.post("/plans", **{"act": "dead_letters.retry", "group": GROUP, "why": "a test", **fields})
+    found = re.search(r'name="digest" value="([0-9a-f]+)"', visitor.get(path))
+    assert found
+    return path.rpartition("/")[2], found[1]
+
+
+def test_a_reader_sees_the_pages_and_changes_nothing(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    plan, digest = plan_by(visit(console_url, "ops"))
+    visitor = visit(console_url, "reader")
+    refused = {"/topics/{topic}/delete": "admin", "/groups/{group}/reset": f"act {GROUP}"}
+    for path in GETS:
+        page = visitor.http.get(address_of(path, world, plan))
+        if path in refused:
+            assert page.status_code == 403
+            assert f"needs `{refused[path]}`" in page.text
+        else:
+            assert page.status_code == (404 if path in ("/work/{id}", "/acts/{number}") else 200), (path, page.text)
+    visitor.get("/topics")
+    with world.bus("boss") as bus:
+        before = len(bus.admin.acts())
+        for path in POSTS:
+            page = visitor.post(address_of(path, world, plan), 403, **form_of(path, world, digest))
+            assert re.search(r"reader may not .* it needs `(act|admin)", page), path
+        assert len(bus.admin.acts()) == before
+    assert plan in visitor.get("/plans")
+
+
+def buttons(page: str) -> dict[str, str]:
+    """The buttons that are disabled, and what each needs."""
+    found = re.findall(r"<button[^>]* disabled>([^<]*)</button> <span class=\"soft\">needs <code>([^<]+)</code>", page)
+    return dict(found)
+
+
+def test_operations_that_the_caller_may_not_do_are_disabled_and_name_the_right(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    plan, _ = plan_by(visit(console_url, "ops"))
+    reader, clerk, boss = (visit(console_url, name) for name in ("reader", "clerk", "boss"))
+    act = f"act {GROUP}"
+    expected: list[tuple[str, dict[str, str]]] = [
+        ("/groups/{group}", {f"Pause {GROUP}": act, "See what it would do": act, f"Delete {GROUP}": "admin"}),
+        ("/topics/{topic}", {f"Change {TOPIC}": "admin", "Delete the topic …": "admin"}),
+        ("/producers/{group}/alter", {"Change the rules of shop": "act shop"}),
+        ("/transactions/{id}", {f"{name} …": "act pay" for name in
+                                ("Commit transactions", "Roll transactions back", "Ask about transactions anew")}),
+        ("/dead-letters/{group}/letter", {f"{name} …": act for name in
+                                ("Deliver dead letters again", "Discard dead letters", "Edit and deliver again")}),
+        ("/dead-letters/{group}/edit", {"Deliver it like this": act}),
+        ("/plans/{id}", {"Dry run": act, "Run: deliver dead letters again": act, "Delete this plan": act}),
+        ("/plans/new", {"Make the plan": "act NAME"}),
+    ]  # fmt: skip
+    for path, disabled in expected:
+        address = address_of(path, world, plan)
+        assert buttons(reader.get(address)) == disabled, path
+        assert buttons(clerk.get(address)) == {
+            label: right for label, right in disabled.items() if right not in (act, "act NAME")
+        }, path
+        assert buttons(boss.get(address)) == {}, path
+    assert "needs act cart" in text_of(reader.get(f"/dead-letters/{GROUP}"))
+    assert "needs act cart" in text_of(reader.get("/waiting"))
+
+
+def test_an_operator_acts_and_the_record_names_the_principal(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    visitor = visit(console_url, "ops")
+    assert "ops" in text_of(visitor.get("/topics"))
+    visitor.get(f"/groups/{GROUP}")
+    assert visitor.post(f"/groups/{GROUP}/pause", why="a test") == f"/groups/{GROUP}"
+    assert visitor.post(f"/groups/{GROUP}/resume", why="a test") == f"/groups/{GROUP}"
+    plan, digest = plan_by(visitor)
+    assert "by ops" in text_of(visitor.get(f"/plans/{plan}"))
+    assert visitor.post(f"/plans/{plan}/run", digest=digest, ramp="100", pause="0") == f"/plans/{plan}"
+    for _ in range(300):
+        if "data-live" not in visitor.get(f"/plans/{plan}"):
+            break
+        time.sleep(0.05)
+    assert "it needs `admin`" in visitor.post(f"/groups/{GROUP}/delete", 403, why="x", typed=GROUP)
+    with world.bus("boss") as bus:
+        acts = [one for one in bus.admin.acts() if one["by"] == "ops"]
+    assert {one["act"] for one in acts} == {"groups.pause", "groups.resume", "dead_letters.settle"}
+
+
+def test_what_needs_view_is_denied_without_it(world: World, console_url: str, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(console_url, "shop")
+    for path in (
+        "/topics",
+        "/groups",
+        "/producers",
+        "/transactions",
+        "/dead-letters",
+        "/acts",
+        "/plans",
+        "/waiting",
+        "/find",
+    ):
+        assert "it needs `view`" in visitor.get(path, 403), path
+    visitor.get("/")
+    with world.bus("boss") as bus:
+        before = sum(one["count"] for one in bus.admin.denials()[0]["denials"])
+        time.sleep(1.0)
+        visitor.get("/")
+        after = sum(one["count"] for one in bus.admin.denials()[0]["denials"])
+    assert after == before, "the samples of a console whose caller may not see them are not taken"
+
+
+# Databases, which no broker guards
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """A database with three rows that wait for an operator."""
+    import sqlalchemy as sa
+
+    from escrowmq import outbox
+    from escrowmq.outbox.tables import State, trans_message
+
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = sa.create_engine(url)
+    outbox.migrate(engine)
+    with engine.begin() as connection:
+        outbox.send_batch_tx(connection, [mq.Message("orders", b"%d" % n, key="row-key") for n in range(3)])
+        connection.execute(sa.update(trans_message).values(state=State.WAITING, attempts=4, error="UNKNOWN_TOPIC"))
+    yield url, engine
+    engine.dispose()
+
+
+def test_databases_need_view_and_operations_on_them_act_on_everything(
+    world: World, visit: Callable[..., Visitor], database: tuple[str, Any]
+) -> None:
+    from escrowmq.outbox.acts import list_acts
+
+    url, engine = database
+    retry = {"act": "outbox.retry", "database": url}
+    with world.console(databases=[url]) as console_url:
+        visitor = visit(console_url, "shop")
+        for path in ("/waiting", "/find?q=row-key", f"/acts/1?{urlencode({'broker': url})}", "/plans/new"):
+            page = visitor.http.get(path)
+            assert page.status_code == 403 or path == "/plans/new", path
+            assert "UNKNOWN_TOPIC" not in page.text
+        clerk = visit(console_url, "clerk")
+        assert "needs act *" in text_of(clerk.get("/waiting"))
+        assert "it needs `act *`" in clerk.post("/plans", 403, why="x", **retry)
+        visitor = visit(console_url, "ops")
+        plan, digest = plan_by(visitor, **retry, group="")
+        clerk.get("/plans")
+        for form in ("dry-run", "run", "stop", "delete"):
+            assert "it needs `act *`" in clerk.post(f"/plans/{plan}/{form}", 403, digest=digest)
+        assert not list_acts(engine, 10)
+        visitor.post(f"/plans/{plan}/run", digest=digest, ramp="100", pause="0")
+        for _ in range(300):
+            if acts := list_acts(engine, 10):
+                break
+            time.sleep(0.05)
+        assert [(one["act"], one["by"]) for one in acts] == [("outbox.retry", "ops")]
+        assert "ops" in text_of(visitor.get("/acts"))
+
+
+# Sessions begin
+
+
+@pytest.mark.parametrize("token", ["", "wrong", new_token().text, "x" * 5000, "<b>é\u202e"])
+def test_a_token_that_is_not_known_gets_one_sentence(
+    console_url: str, visit: Callable[..., Visitor], token: str
+) -> None:
+    visitor = visit(console_url)
+    page = log_in(visitor, token, 401)
+    assert Code.UNAUTHENTICATED.sentence.capitalize() in page
+    assert not token or token not in page
+    assert visitor.http.get("/topics").status_code == 303
+
+
+def test_a_login_leads_to_the_page_that_was_wanted_and_stays_here(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    token = world.rights.tokens["reader"]
+    visitor = visit(console_url)
+    place = visitor.http.get("/find", params={"q": "a b&c=/é"}).headers["location"]
+    wanted = re.search(r'name="next" value="([^"]*)"', visitor.get(place))
+    assert wanted
+    assert log_in(visitor, token, next=wanted[1].replace("&amp;", "&")) == "/find?q=a+b%26c%3D%2F%C3%A9"
+    assert visitor.http.get(place).headers["location"] == "/find?q=a+b%26c%3D%2F%C3%A9", "logged in already"
+    for evil in ("//evil.example", "/\\evil.example", "https://evil.example", "\\\\evil.example", "/\t/evil.example"):
+        visitor = visit(console_url)
+        page = visitor.get("/login", next=evil)
+        to = log_in(visitor, token, next=evil)
+        assert not re.match(r"[/\\]{2}|[a-z]+:|/[\t\r\n]", to), to
+        assert urlsplit(to).netloc == ""
+        assert 'action="/login"' in page
+
+
+def test_the_cookie_of_a_session_is_new_and_is_not_the_token(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    """Who planted a cookie before the login has nothing after it."""
+    visitor, planted = visit(console_url), visit(console_url)
+    visitor.get("/login")
+    before = cookie_of(visitor)
+    planted.http.cookies.update(visitor.http.cookies)
+    answer = visitor.http.post(
+        "/login",
+        data={"token": visitor.token, "access_token": world.rights.tokens["reader"]},
+        headers={"Origin": console_url},
+    )
+    assert answer.status_code == 303
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert re.search(r"=[0-9a-f]{64};", cookie)
+    assert before not in cookie
+    assert visitor.http.get("/topics").status_code == 200
+    assert planted.http.get("/topics").status_code == 303
+    assert len(answer.headers.get_list("set-cookie")) == 1
+    first = cookie_of(visitor)
+    log_in_again = visitor.get("/topics")
+    assert "Log out" in log_in_again
+    visitor.post("/login", 303, access_token=world.rights.tokens["ops"])
+    assert cookie_of(visitor) != first
+    assert "ops" in text_of(visitor.get("/topics"))
+    planted.http.cookies.clear()
+    planted.http.cookies.set(next(one.name for one in visitor.http.cookies.jar), first)
+    assert planted.http.get("/topics").status_code == 303, "the session before it has ended"
+
+
+def test_a_login_and_a_logout_need_a_form_of_this_console(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    visitor = visit(console_url)
+    visitor.get("/login")
+    good, visitor.token = visitor.token, "0" * 64
+    visitor.post("/login", 403, access_token=world.rights.tokens["reader"])
+    visitor.token = good
+    answer = visitor.http.post("/login", data={"token": good, "access_token": world.rights.tokens["reader"]})
+    assert answer.status_code == 403, "without an Origin"
+    visitor = visit(console_url, "reader")
+    visitor.token = "0" * 64
+    visitor.post("/logout", 403)
+    assert visitor.http.get("/logout").status_code == 405
+    assert visitor.http.get("/topics").status_code == 200
+
+
+def test_a_logout_ends_the_session_of_one_browser(
+    world: World, console_url: str, visit: Callable[..., Visitor]
+) -> None:
+    one, other = visit(console_url, "reader"), visit(console_url, "reader")
+    stolen = visit(console_url)
+    stolen.http.cookies.update(one.http.cookies)
+    one.get("/topics")
+    assert one.post("/logout") == "/login"
+    for visitor in (one, stolen):
+        assert visitor.http.get("/topics").status_code == 303
+    other.get("/topics")
+
+
+# Sessions end
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[World]:
+    """A broker whose rights file changes."""
+    rights = principals(tmp_path)
+    with guarded(tmp_path, rights, **QUICK) as served:
+        world = World(f"escrow://127.0.0.1:{served.port}", rights, tmp_path)
+        world.fill()
+        yield world
+
+
+def test_a_revoked_token_ends_its_sessions_within_a_second(
+    own: World, visit: Callable[..., Visitor], database: tuple[str, Any]
+) -> None:
+    """Also on a page that reads a file of this machine alone, and for those who hold a page that looks again."""
+    with own.console(databases=[database[0]]) as url:
+        visitors = [Visitor(url) for _ in range(3)]
+        for visitor, principal in zip(visitors, ("reader", "reader", "ops"), strict=True):
+            log_in(visitor, own.rights.tokens[principal])
+            visitor.get("/plans")
+        own.rights.remove("reader")
+        own.rights.write()
+        assert until_ended(visitors[0], "/plans") < 3.0  # half a second until the broker reads the file, and the check
+        assert until_ended(visitors[1], "/waiting") < 1.0
+        assert visitors[2].http.get("/topics").status_code == 200
+        log_in(visitors[0], own.rights.tokens["reader"], 401)
+        for visitor in visitors:
+            visitor.http.close()
+
+
+def test_a_token_that_expires_ends_its_sessions(own: World) -> None:
+    with own.console() as url:
+        visitor = Visitor(url)
+        log_in(visitor, own.rights.tokens["reader"])
+        expires = (datetime.now(UTC) + timedelta(seconds=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = own.rights.path.read_text()
+        before, reader = text.split("[principals.reader]")
+        own.rights.path.write_text(
+            f"{before}[principals.reader]" + reader.replace('" }]', f'", expires = {expires} }}]', 1)
+        )
+        until_ended(visitor)
+        log_in(visitor, own.rights.tokens["reader"], 401)
+        visitor.http.close()
+
+
+def test_rights_that_change_count_in_open_sessions(own: World) -> None:
+    with own.console() as url:
+        visitor = Visitor(url)
+        log_in(visitor, own.rights.tokens["reader"])
+        assert buttons(visitor.get(f"/groups/{GROUP}"))
+        own.rights.add("reader", "read *", "view", "act *", "admin")
+        own.rights.write()
+        deadline = time.monotonic() + 30
+        while buttons(visitor.get(f"/groups/{GROUP}")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        visitor.post(f"/groups/{GROUP}/pause", why="a test")
+        own.rights.add("reader", "read *", "view")
+        own.rights.write()
+        deadline = time.monotonic() + 30
+        while not buttons(visitor.get(f"/groups/{GROUP}")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        visitor.post(f"/groups/{GROUP}/resume", 403, why="a test")
+        visitor.http.close()
+
+
+def test_a_broker_that_does_not_respond_ends_no_session(tmp_path: Path) -> None:
+    rights = principals(tmp_path)
+    with guarded(tmp_path, rights, **QUICK) as served:
+        world = World(f"escrow://127.0.0.1:{served.port}", rights, tmp_path)
+        with world.console(ConsoleSettings(sample_seconds=0.1, call_timeout=0.5, absent_timeout=0.2)) as url:
+            visitor = Visitor(url)
+            log_in(visitor, rights.tokens["reader"])
+            served.stop()
+            for _ in range(3):
+                time.sleep(0.5)
+                visitor.get("/topics", 504)
+                visitor.get("/plans")
+            other = Visitor(url)
+            page = log_in(other, rights.tokens["ops"], 504)
+            assert "127.0.0.1" not in page
+            served.start()
+            deadline = time.monotonic() + 30
+            while visitor.http.get("/topics").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            log_in(other, rights.tokens["ops"])
+            for one in (visitor, other):
+                one.http.close()
+
+
+@pytest.mark.parametrize("setting", ["idle_seconds", "session_seconds"])
+def test_a_session_ends_by_time(world: World, setting: str) -> None:
+    with world.console(ConsoleSettings(sample_seconds=0.1, **{setting: 1.0})) as url:
+        visitor = Visitor(url)
+        log_in(visitor, world.rights.tokens["reader"])
+        for _ in range(2):
+            time.sleep(0.3)
+            visitor.get("/topics")
+        if setting == "idle_seconds":
+            time.sleep(0.6)
+            visitor.get("/topics")  # each page begins the time anew
+            time.sleep(1.2)
+        else:
+            time.sleep(0.5)
+        assert visitor.http.get("/topics").status_code == 303
+        visitor.http.close()
+
+
+def console_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("escrowmq-console-samples")}
+
+
+def test_sessions_are_bounded_and_those_of_a_token_share_a_console(world: World) -> None:
+    """Of 101 sessions, the one that is idle longest has ended."""
+    with world.console() as url:
+        before = len(console_threads())
+        visitors = [Visitor(url) for _ in range(101)]
+        for number, visitor in enumerate(visitors):
+            log_in(visitor, world.rights.tokens["reader" if number % 2 else "ops"])
+            if number == 50:
+                visitors[0].get("/topics")
+        assert len(console_threads()) == before + 2
+        statuses = [visitor.http.get("/acts/999").status_code for visitor in visitors]
+        assert statuses == [404, 303, *[404] * 99]
+        for visitor in visitors[2:]:
+            if visitor is not visitors[3]:
+                visitor.get("/plans")
+                visitor.post("/logout")
+        visitors[0].get("/plans")
+        visitors[0].post("/logout")
+        deadline = time.monotonic() + 30
+        while len(console_threads()) > before + 1:
+            assert time.monotonic() < deadline, "the console of a token is closed with its last session"
+            time.sleep(0.05)
+        visitors[3].get("/topics")
+        for visitor in visitors:
+            visitor.http.close()
+
+
+# Whether a login is needed
+
+
+async def test_whether_a_login_is_needed_is_asked_of_the_broker(tmp_path: Path, monkeypatch: Any) -> None:
+    from escrowmq.console import sessions as module
+
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.0)
+    rights = principals(tmp_path)
+    with guarded(tmp_path, rights, **QUICK) as served:
+        url = f"escrow://127.0.0.1:{served.port}"
+
+        def make(token: str) -> Console:
+            return Console(mq.Bus(links(url, {"token": token})), url, SETTINGS, is_open=not token)
+
+        async def until_needed(needed: bool) -> None:
+            deadline = time.monotonic() + 30
+            while await sessions.needs_login() is not needed:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+        for presumed in (False, True):
+            served.stop()
+            sessions = Sessions(make, SETTINGS, needs_login=None, presumed=presumed)
+            sessions.start()
+            assert await sessions.needs_login() is presumed, "no broker answers"
+            served.start()
+            await until_needed(True)
+            served.stop()
+            assert await sessions.needs_login(), "as last known"
+            guard, served.guard = served.guard, None
+            served.start()
+            await until_needed(False)
+            async with sessions.enter(None) as console:
+                assert console.user == ""
+                assert console.missing() is None
+            served.stop()
+            assert not await sessions.needs_login(), "as last known"
+            sessions.close()
+            served.guard = guard
+            served.start()
+
+
+# The token
+
+
+def test_the_token_is_in_no_page_cookie_or_log(
+    world: World, visit: Callable[..., Visitor], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    token = world.rights.tokens["ops"]
+    secret = token.rpartition("_")[2]
+    seen: list[str] = []
+    with world.console() as url:
+        visitor = Visitor(url)
+        visitor.http.event_hooks = {"response": [lambda answer: seen.append(f"{answer.read()!r}{answer.headers}")]}
+        log_in(visitor, token[:-1], 401)
+        log_in(visitor, token)
+        for path in GETS:
+            visitor.http.get(address_of(path, world))
+        visitor.http.post("/topics", data={"access_token": token}, headers={"Origin": url})
+        visitor.http.get("/login")
+        visitor.get("/topics")
+        visitor.post("/logout")
+        seen += [one.value or "" for one in visitor.http.cookies.jar]
+        visitor.http.close()
+    printed = capfd.readouterr()
+    for text in (*seen, caplog.text, printed.out, printed.err):
+        assert secret[:-1] not in text
