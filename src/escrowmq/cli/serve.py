@@ -356,6 +356,8 @@ class _Console:
     )
     host: list[str] | None = Option(None, metavar="NAME", help="A name for browsers, besides localhost; repeatable.")
     plans: PlansFolder = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
     insecure: Insecure = False
 
 
@@ -380,15 +382,17 @@ def console(
         _announce(ready, json, f"the console of {ready['url']} is at {ready['console']}")
 
     raise_descriptor_limit()
-    run(
-        url,
-        listen=listen,
-        databases=options.database or (),
-        plans=options.plans,
-        settings=ConsoleSettings(hosts=tuple(options.host or ())),
-        insecure=options.insecure,
-        announce=announce,
-    )
+    with serving_tls(options.tls_cert, options.tls_key) as tls:
+        run(
+            url,
+            listen=listen,
+            databases=options.database or (),
+            plans=options.plans,
+            settings=ConsoleSettings(hosts=tuple(options.host or ())),
+            insecure=options.insecure,
+            tls=tls,
+            announce=announce,
+        )
 
 
 @webhooks.command("test")
