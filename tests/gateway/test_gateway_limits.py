@@ -9,13 +9,17 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gateway_runs import Client, answer_of, raw_connection
 
+from escrowmq.broker.serving.certificates import ServerCertificate
+from escrowmq.cli.development import Authority
 from escrowmq.errors import Misuse
-from escrowmq.gateway import GatewaySettings
+from escrowmq.gateway import GatewaySettings, beside
 from escrowmq.gateway.server import listen_on
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
@@ -329,3 +333,17 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head():
     host, listening = listen_on("127.0.0.1:0", insecure=False)
     with listening, socket.create_connection((host, listening.getsockname()[1])), listening.accept()[0] as accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_it_answers_over_tls(twin: TwinLink, tmp_path: Path) -> None:
+    """Small and large responses: asyncio's limits of write buffers differ over TLS."""
+    Authority(tmp_path, 1).issue("broker", ["localhost"])
+    tls = ServerCertificate(tmp_path / "broker.pem", tmp_path / "broker.key", None)
+    with (
+        beside(lambda _: [twin], listen="127.0.0.1:0", tls=tls.context) as at,
+        httpx.Client(base_url=at["http"], trust_env=False, verify=False, timeout=30) as client,
+    ):
+        assert at["http"].startswith("https://")
+        for _ in range(3):
+            assert client.get("/nothing").status_code == 404
+            assert len(client.get("/openapi.json").content) > 10_000
