@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +18,7 @@ import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.pipeline.session import local_session
+from forked import Forked
 
 QUICK = ConsoleSettings(sample_seconds=0.05)
 
@@ -70,3 +74,23 @@ def visitor(console_url: str) -> Iterator[Visitor]:
     made = Visitor(console_url)
     yield made
     made.http.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
+    """Start a command with --json; the process and its ready line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*words: str) -> tuple[Any, dict[str, Any]]:
+        command = [sys.executable, "-m", "escrowmq", *words, "--json"]
+        process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return process, json.loads(line)
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -19,14 +19,19 @@ import pytest
 from console_visitor import Visitor
 from console_world import QUICK, fail_all
 from guarded_broker import RightsFile, guarded
+from typer.testing import CliRunner
 
 import escrowmq as mq
+from escrowmq.broker.serving.serve import serve as serve_broker
+from escrowmq.cli.development import Authority
+from escrowmq.cli.main import app
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.console.core import Console
 from escrowmq.console.sessions import Sessions
 from escrowmq.console.views.table import VIEWS
 from escrowmq.errors import Code
+from escrowmq.plans import Plans
 from escrowmq.rights.tokens import new_token
 
 SETTINGS = ConsoleSettings(sample_seconds=0.1, call_timeout=5.0)
@@ -372,6 +377,32 @@ def test_databases_need_view_and_operations_on_them_act_on_everything(
         assert "ops" in text_of(visitor.get("/acts"))
 
 
+@pytest.mark.parametrize("left", [(), ("read *", "view")])
+def test_a_run_ends_with_the_right_for_it(
+    own: World, visit: Callable[..., Visitor], database: tuple[str, Any], left: tuple[str, ...]
+) -> None:
+    """Also while no browser looks at it: the database does not know the principal."""
+    from escrowmq.outbox.acts import list_acts
+
+    url, engine = database
+    with own.console(databases=[url]) as console_url:
+        visitor = Visitor(console_url)
+        log_in(visitor, own.rights.tokens["ops"])
+        plan, digest = plan_by(visitor, act="outbox.retry", database=url, group="")
+        visitor.post(f"/plans/{plan}/run", digest=digest, ramp="30,100", pause="60")
+        if left:
+            own.rights.add("ops", *left)
+        else:
+            own.rights.remove("ops")
+        own.rights.write()
+        deadline = time.monotonic() + 30
+        while Plans(own.plans).get(plan).state != "stopped":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert len(list_acts(engine, 10)) == 1
+        visitor.http.close()
+
+
 # Sessions begin
 
 
@@ -651,6 +682,65 @@ async def test_whether_a_login_is_needed_is_asked_of_the_broker(tmp_path: Path, 
             sessions.close()
             served.guard = guard
             served.start()
+
+
+def test_in_the_process_of_a_broker_each_page_needs_a_login(tmp_path: Path, visit: Callable[..., Visitor]) -> None:
+    rights = principals(tmp_path)
+    ready: list[dict[str, Any]] = []
+    started, stop = threading.Event(), threading.Event()
+
+    def work() -> None:
+        serve_broker(
+            tmp_path / "data",
+            listen="127.0.0.1:0",
+            rights=rights.write(),
+            announce=lambda told: (ready.append(told), started.set()),  # type: ignore[func-returns-value]
+            stop=stop,
+            beside=lambda connect: beside(connect, listen="127.0.0.1:0", rights=True, settings=SETTINGS),
+        )
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert started.wait(30)
+    try:
+        visitor = visit(ready[0]["console"])
+        assert visitor.http.get("/").status_code == 303
+        log_in(visitor, new_token().text, 401)
+        log_in(visitor, rights.tokens["ops"])
+        assert "ops" in text_of(visitor.get("/topics"))
+        visitor.post("/groups/none/pause", 404, why="a test")
+        rights.remove("ops")
+        rights.write()
+        until_ended(visitor)
+        log_in(visitor, rights.tokens["reader"])
+        visitor.post("/groups/none/pause", 403, why="a test")
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_process_serves_it_over_tls_and_beyond_loopback_with_rights_only(
+    start: Callable[..., tuple[Any, dict[str, Any]]], world: World, world_url: str, tmp_path: Path
+) -> None:
+    Authority(tmp_path, 1).issue("broker", ["localhost"])
+    tls = ("--tls-cert", str(tmp_path / "broker.pem"), "--tls-key", str(tmp_path / "broker.key"))
+    for listen in ("127.0.0.1:0", "0.0.0.0:0"):
+        process, ready = start("console", "-u", world.url, "-l", listen, *tls, "--plans", str(tmp_path / "plans"))
+        assert ready["console"].startswith("https://")
+        visitor = Visitor(ready["console"].replace("0.0.0.0", "127.0.0.1"))
+        assert visitor.http.get("/topics").headers["location"] == "/login?next=%2Ftopics"
+        log_in(visitor, world.rights.tokens["reader"])
+        cookies = list(visitor.http.cookies.jar)
+        assert [(one.name.startswith("__Host-"), one.secure) for one in cookies] == [(True, True)]
+        visitor.get("/topics")
+        visitor.http.close()
+        process.terminate()
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert world.rights.tokens["reader"] not in out + errors
+    refused = CliRunner().invoke(app, ["console", "-u", world_url, "--listen", "0.0.0.0:0", *tls])
+    assert refused.exit_code != 0
+    assert "access rights" in str(refused.exception) + refused.output
 
 
 # The token

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from typer.testing import CliRunner
 
 from escrowmq.cli.main import app
-from forked import Forked
 
-Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start a command with --json; the process and its ready line."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*words: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        command = [sys.executable, "-m", "escrowmq", *words, "--json"]
-        process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, process.communicate()[1]
-        return process, json.loads(line)
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+Start = Callable[..., tuple[Any, dict[str, Any]]]
 
 
 def test_beside_a_broker_and_on_its_own(start: Start, tmp_path: Path) -> None:

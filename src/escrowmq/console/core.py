@@ -77,7 +77,8 @@ class Console:
     # Rights
 
     def identify(self) -> None:
-        """Learn from the brokers who the caller is and what it may do. With several brokers, the rules of all count.
+        """Learn from the brokers who the caller is and what it may do. With several brokers, the rules of all count. If
+        the caller lost a right, its jobs are stopped.
 
         Raises Denied(UNAUTHENTICATED), Unknown(CLOSED) if the connection has ended with the token, and other errors if
         no broker responds.
@@ -91,7 +92,9 @@ class Console:
         if known:
             name, rules = known[0]
             common = [rule for rule in rules if all(rule in others for _, others in known)]
-            self.principal = Principal(name, tuple(_parse_rules(common)))
+            before, self.principal = self.principal, Principal(name, tuple(_parse_rules(common)))
+            if before is not None and not self.principal.includes(before):
+                self.jobs.stop()
         elif not self.is_open:
             raise error(Code.UNAUTHENTICATED, "the brokers have no rights file any more")
         self.sampler.is_active = self.missing(VIEW) is None

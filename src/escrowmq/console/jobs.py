@@ -80,13 +80,18 @@ class Jobs:
         """Return whether a job is running."""
         return bool(self._threads)
 
+    def stop(self) -> None:
+        """Make all jobs stop at a resumable point."""
+        with self._lock:
+            for job in self._jobs.values():
+                job.stop.set()
+
     def close(self) -> None:
-        """Stop all jobs at a resumable point, and wait for them."""
+        """Stop all jobs, and wait for them."""
         with self._lock:
             self._closed = True
             threads = list(self._threads.values())
-            for job in self._jobs.values():
-                job.stop.set()
+        self.stop()
         for thread in threads:
             thread.join()
 

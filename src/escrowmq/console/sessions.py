@@ -177,6 +177,8 @@ class Sessions:
         except EscrowError as problem:
             if problem.code in _ENDED:
                 self._reject(entry)
+            else:
+                began = time.monotonic()  # pages do not wait for it again at once
         finally:
             entry.checked, entry.check = began, None
             self._release(entry)
@@ -207,10 +209,7 @@ class Sessions:
         """
         if not 0 < len(token) <= MAX_TOKEN:
             raise error(Code.UNAUTHENTICATED)
-        key = hashlib.sha256(token.encode()).digest()
-        if (known := self._entries.get(key)) is not None:
-            await self._check(known)
-        entry = self._entries.get(key) or await self._authenticate(token, key)
+        entry = await self._authenticate(token)
         entry.uses += 1
         self.end(old)
         while len(self._sessions) >= self._settings.max_sessions:
@@ -218,8 +217,8 @@ class Sessions:
         now = time.monotonic()
         self._sessions[cookie] = _Session(entry, now, now)
 
-    async def _authenticate(self, token: str, key: bytes) -> _Entry:
-        """Open the console of a token that the brokers accept."""
+    async def _authenticate(self, token: str) -> _Entry:
+        """Return the entry of a token that the brokers accept now."""
         if self._logging_in >= MOST_LOGINS:
             raise Overloaded(Code.QUEUE_FULL, "too many logins at once", "try again")
         self._logging_in += 1
@@ -228,13 +227,13 @@ class Sessions:
             console = await asyncio.get_running_loop().run_in_executor(self._logins, self._open_console, token)
         finally:
             self._logging_in -= 1
-        entry = self._entries.get(key)
-        if entry is not None:  # another login with this token was faster
+        logger.info("%s logged in", console.user)
+        key = hashlib.sha256(token.encode()).digest()
+        if (entry := self._entries.get(key)) is not None:
             self._close_later(console)
             return entry
         entry = self._entries[key] = _Entry(key, console, checked=began)
         console.start()
-        logger.info("%s logged in", console.user)
         return entry
 
     def _open_console(self, token: str) -> Console:
