@@ -62,6 +62,7 @@ def plans(console: Console, params: Params) -> Page:
 
 def new(console: Console, params: Params) -> Page:
     """Show the form of a new plan, filled in from a cause, a transaction or a dead letter."""
+    console.require_view()
     act = params.text("act") or ""
     chosen = _parse_selection(params.text("selection") or "{}")
     if "error" in chosen:
