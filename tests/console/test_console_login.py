@@ -30,7 +30,7 @@ from escrowmq.console import ConsoleSettings, beside
 from escrowmq.console.core import Console
 from escrowmq.console.sessions import Sessions
 from escrowmq.console.views.table import VIEWS
-from escrowmq.errors import Code
+from escrowmq.errors import Code, Denied
 from escrowmq.plans import Plans
 from escrowmq.rights.tokens import new_token
 
@@ -735,6 +735,26 @@ def test_a_process_serves_it_over_tls_and_beyond_loopback_with_rights_only(
     refused = CliRunner().invoke(app, ["console", "-u", world_url, "--listen", "0.0.0.0:0", *tls])
     assert refused.exit_code != 0
     assert "access rights" in str(refused.exception) + refused.output
+
+
+def test_of_several_brokers_all_decide(tmp_path: Path) -> None:
+    rights = [principals(tmp_path / name) for name in ("one", "two") if (tmp_path / name).mkdir() is None]
+    token = rights[0].tokens["reader"]
+    rights[0].add("reader", "read *", "view", "act *")
+    rights[1].tokens["reader"] = token
+    rights[1].add("reader", "read *", "view")
+    with guarded(tmp_path / "one", rights[0], **QUICK) as one, guarded(tmp_path / "two", rights[1], **QUICK) as two:
+        url = f"escrow://127.0.0.1:{one.port},127.0.0.1:{two.port}"
+        console = Console(mq.Bus(links(url, {"token": token})), url, SETTINGS, is_open=False)
+        console.identify()
+        assert str(console.lacks("groups.pause", group="g")) == "act g", "one of two grants it"
+        assert console.lacks("topics.list") is None
+        console.close()
+        console = Console(mq.Bus(links(url, {"token": rights[0].tokens["ops"]})), url, SETTINGS, is_open=False)
+        with pytest.raises(Denied) as caught:
+            console.identify()
+        assert caught.value.code is Code.UNAUTHENTICATED, "one of two does not know it"
+        console.close()
 
 
 # The token

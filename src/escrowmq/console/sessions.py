@@ -82,6 +82,7 @@ class Sessions:
         self._entries: dict[bytes, _Entry] = {}  # by the token's hash
         self._logins = ThreadPoolExecutor(MOST_LOGINS, "escrowmq-console-login")
         self._logging_in = 0
+        self._unclaimed: set[Console] = set()  # of logins that have not come to their end
         self._closing: list[threading.Thread] = []
 
     def __len__(self) -> int:
@@ -96,8 +97,9 @@ class Sessions:
     def close(self) -> None:
         """Close all consoles, after the event loop has ended."""
         self._logins.shutdown(wait=True, cancel_futures=True)
-        for entry in [*self._entries.values(), *([self._open] if self._open is not None else [])]:
-            self._close_later(entry.console)
+        entries = [*self._entries.values(), *([self._open] if self._open is not None else [])]
+        for console in [*self._unclaimed, *(entry.console for entry in entries)]:
+            self._close_later(console)
         for thread in self._closing:
             thread.join()
 
@@ -227,6 +229,7 @@ class Sessions:
             console = await asyncio.get_running_loop().run_in_executor(self._logins, self._open_console, token)
         finally:
             self._logging_in -= 1
+        self._unclaimed.discard(console)
         logger.info("%s logged in", console.user)
         key = hashlib.sha256(token.encode()).digest()
         if (entry := self._entries.get(key)) is not None:
@@ -243,6 +246,7 @@ class Sessions:
         except BaseException:
             console.close()
             raise
+        self._unclaimed.add(console)
         return console
 
     def end(self, cookie: str | None) -> None:
