@@ -85,9 +85,6 @@ class Sessions:
         self._unclaimed: set[Console] = set()  # of logins that have not come to their end
         self._closing: list[threading.Thread] = []
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
     def start(self) -> None:
         """Begin to sample for pages without a session."""
         if self._open is not None:
