@@ -467,3 +467,21 @@ def test_a_consumer_and_a_reader_of_a_revoked_token_end_with_the_reason(tmp_path
             for thread in threads:
                 thread.join(PATIENT)
             assert [problem.code for problem in ends] == [Code.UNAUTHENTICATED] * 2
+
+
+def test_brokers_with_different_rights_are_seen_in_the_status(tmp_path, rights):
+    (tmp_path / "other").mkdir()
+    changed = RightsFile(tmp_path / "other")
+    changed.tokens = dict(rights.tokens)
+    changed.add("boss", "view")
+    with guarded(tmp_path, rights) as one, guarded(tmp_path / "other", changed) as two:
+        url = f"escrow://127.0.0.1:{one.port},127.0.0.1:{two.port}"
+        variables = {**os.environ, "ESCROWMQ_TOKEN": rights.tokens["boss"]}
+        words = [sys.executable, "-m", "escrowmq", "status", "--url", url]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for served in (one, two):
+            assert f"127.0.0.1:{served.port} {served.guard.rights.digest}" in done.stderr
+        done = subprocess.run([*words, "--json"], env=variables, capture_output=True, text=True)
+        digests = {broker["rights"] for broker in json.loads(done.stdout)["brokers"]}
+        assert digests == {one.guard.rights.digest, two.guard.rights.digest}

@@ -210,6 +210,10 @@ def _show(now: Status, json: bool, *, repeated: bool) -> None:
     if repeated and out.is_terminal:
         out.clear()
     _print_limited(_BROKERS, now.brokers, "no brokers")
+    rights = {one.broker: one.rights or "none" for one in now.brokers if one.shard is not None}
+    if len(set(rights.values())) > 1:
+        files = ", ".join(f"{broker} {digest}" for broker, digest in rights.items())
+        notice(f"the brokers have different rights files: {files}")
     _print_limited(_TOPICS, now.topics)
     _print_limited(_GROUPS, sorted(now.groups, key=lambda one: -one.lag))
     _print_limited(_PRODUCERS, sorted(now.producers, key=lambda one: (-one.parked, -one.open)))

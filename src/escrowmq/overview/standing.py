@@ -120,6 +120,7 @@ def _describe_brokers(
                 log_bytes_per_second=rates.get("log_bytes_total"),
                 asked_per_second=rates.get("checks_asked_total"),
                 unanswered=_to_int(numbers.get("checks_unanswered")),
+                rights=hello.get("rights") if hello else None,
             )
         )
     return brokers, counted

@@ -140,6 +140,8 @@ class BrokerStands(AsJson):
     asked_per_second: float | None
     unanswered: int | None
     """Check-backs without an answer yet."""
+    rights: str | None = None
+    """Digest of its rights file; None: it has none, or does not respond."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Served:
         self.port = listener.getsockname()[1]
         self.server = Server(self.calls, [listener], "test", tls=self.tls, guard=self.guard)
         self.room = self.server.room
+        if self.guard is not None:
+            self.calls.beside["hello"] = lambda: {"rights": self.guard.rights.digest}
         self.server.start()
 
     def client(self, *, greet=True, small=False, token=None):
