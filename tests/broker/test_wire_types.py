@@ -12,15 +12,18 @@ import pytest
 import escrowmq as mq
 from damaging import flip
 from escrowmq.broker.actions import HANDLERS, act
-from escrowmq.broker.embedded import open_embedded
+from escrowmq.broker.embedded import lent_link, open_embedded
+from escrowmq.broker.guarded import GuardedCalls
 from escrowmq.broker.offline import READ_ONLY, OfflineLink
 from escrowmq.broker.requests import checked
 from escrowmq.client.admin import Admin
 from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.bus import Bus
 from escrowmq.client.consuming.fetching import NO_ROWS
-from escrowmq.errors import Code, Rejected
+from escrowmq.errors import Code, Denied, Rejected
 from escrowmq.platform.disk import RealDisk
+from escrowmq.rights import Guard
+from escrowmq.rights.tokens import new_token
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import OPTIONS, Exchange, ReadRequest
 from escrowmq.wire.actions import brokers
@@ -110,8 +113,11 @@ def everything(bus: Bus, until) -> None:
     admin.read("t", tags=["a"], key="k1", **times).read_all()
     admin.read("%acks", group="held").read_all()
     admin.health(), admin.stats(), admin.hello(), admin.groups(), admin.topics()
+    admin.whoami(), admin.denials()
     with pytest.raises(Rejected):
         admin.step_down(why="so")
+    with pytest.raises(Rejected):
+        admin.reload_rights(why="so")
     opened = {"group": "shop", "instance": "x", "transactional": True}
     session = link.action("session.open", opened, 5)["session"]
     link.action("session.open", {**opened, "resume": session}, 5)
@@ -276,7 +282,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 44
+    assert len(ACTIONS) == 47
 
 
 def test_every_handler_has_the_types_of_its_action():
@@ -319,6 +325,7 @@ def test_requests_and_answers_have_their_types(tmp_path, until, monkeypatch):
     look_at_a_folder_in_use(tmp_path / "d", seen)
     look_at_edited_acts(tmp_path / "d", seen)
     look_at_damage(tmp_path / "damaged", seen)
+    look_at_rights(tmp_path, seen)
     shapes = {shape for action in ACTIONS.values() for shape in nested(action.answer) | nested(action.request)}
     shapes |= {shape for one in (*OPTIONS.values(), ReadRequest) for shape in nested(one)}
     named = {(f"{shape.__module__}.{shape.__name__}", field.name) for shape in shapes for field in fields_of(shape)}
@@ -331,6 +338,24 @@ def look_at_a_folder_in_use(folder: Path, seen) -> None:
         held.lock()
         with Bus([Watched(OfflineLink(folder), seen)]) as bus:
             assert bus.admin.health()[0]["status"] == "incomplete"
+
+
+def look_at_rights(folder: Path, seen) -> None:
+    """The answers of a broker with a rights file."""
+    token = new_token()
+    file = folder / "rights.toml"
+    entry = f'[principals.boss]\ntokens = [{{ sha256 = "{token.sha256}", expires = 2999-01-01 }}]\n'
+    file.write_text(entry + 'allow = ["view", "admin"]')
+    guard = Guard(file)
+    with Bus([opened := open_embedded(folder / "rights", SETTINGS)]):
+        opened._calls.beside["hello"] = lambda: {"rights": guard.rights.digest}
+        calls = GuardedCalls(opened._calls, guard, guard.enter(token.text, (), "test", lambda: None))
+        with Bus([Watched(lent_link(folder / "rights", calls), seen)]) as bus:
+            assert bus.admin.hello()[0]["rights"] == bus.admin.whoami()[0]["rights"]
+            with pytest.raises(Denied):
+                bus.admin.pause_group("g")
+            assert bus.admin.denials()[0]["denials"][0]["needs"] == "act g"
+            assert not bus.admin.reload_rights(why="so")[0]["changed"]
 
 
 def look_at_edited_acts(folder: Path, seen) -> None:
@@ -372,6 +397,7 @@ def look(bus: Bus) -> None:
     admin, link = bus.admin, bus.router.links[0]
     assert [one["status"] for one in admin.health()] == ["ok"]
     admin.hello(), admin.topics(), admin.groups(), admin.producers(), admin.writers(), admin.offsets("t")
+    admin.whoami(), admin.denials()
     (
         admin.members("leased"),
         admin.dead_letters("failing"),

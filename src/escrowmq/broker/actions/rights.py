@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from escrowmq.broker.actions.answering import answers
 from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.wire.actions import rights
 from escrowmq.wire.actions.action import Nothing
@@ -20,5 +21,5 @@ def _denials(_: Readable, __: Nothing) -> rights.Denials:
 
 
 @answers(rights.RELOAD)
-def _reload(_: Readable, __: rights.Reload) -> rights.Reloaded:
+def _reload(_: Engine, __: rights.Reload) -> rights.Reloaded:
     raise error(Code.BAD_REQUEST, "this broker has no rights file", "start it with serve --rights FILE")
