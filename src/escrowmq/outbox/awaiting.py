@@ -44,7 +44,8 @@ def awaited(
 
 
 def session_of(session: AnyAsyncSession) -> Any:
-    """Return the blocking session or connection inside an asynchronous one; Misuse(BAD_ARGUMENT, NO_TRANSACTION)."""
+    """Return the blocking session or connection inside an asynchronous one. Raises Misuse: BAD_ARGUMENT for another
+    type, NO_TRANSACTION for a connection that was not started."""
     if isinstance(session, async_scoped_session):
         session = session()
     if isinstance(session, AsyncSession):

@@ -85,7 +85,8 @@ def _find_named(engine: Readable, request: dead_letters.List) -> Letters:
 
 @answers(dead_letters.SUMMARY)
 def _summarize(engine: Readable, request: dead_letters.Summarize) -> dead_letters.Summary:
-    """Group after group, each as it stands at one moment; read beside the writer."""
+    """Count the dead letters of a page of groups by cause, with samples. Each group is counted as it stands at one
+    moment, beside the writer."""
     most, samples, only = request.get("causes", 20), request.get("samples", 3), request.get("group")
     limit = request.get("limit", PAGE)
 

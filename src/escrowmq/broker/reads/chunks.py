@@ -92,7 +92,8 @@ def marks_of(damaged: Mapping[int, RowDamage], rows: int) -> tuple[pa.Array, Boo
 
 
 def marked_frame(frame: Frame, columns: list[str]) -> pa.RecordBatch:
-    """Return some columns of a frame that may be damaged, then ``damaged`` and :data:`LOST_COLUMN`."""
+    """Return some columns of a frame, then ``damaged`` (text: the place of the damage, null for a sound row) and
+    :data:`LOST_COLUMN` (whether more than the row's body is lost)."""
     damaged: dict[int, RowDamage] = {}
     if (damage := frame.damage) is not None:
         for row in np.flatnonzero(damage.rows).tolist():

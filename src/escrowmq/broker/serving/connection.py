@@ -309,7 +309,7 @@ class Connection:
                 self.broken = True
 
     def attend(self) -> None:
-        """Report the connection to the loop. From any thread."""
+        """Have the loop look at the connection again: it may read on, or close it. From any thread."""
         self._attention(self)
 
     def give_up(self) -> None:

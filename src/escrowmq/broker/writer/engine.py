@@ -166,7 +166,8 @@ class Engine:
         return None
 
     def _has_room(self, request: AnyRequest, waiting: int) -> bool:
-        """Return whether a request may be queued if that makes ``waiting`` bytes. With the lock held."""
+        """Return whether a request may be queued if that makes ``waiting`` bytes: in total, and messages also by the
+        share of their connection. With the lock held."""
         if not request.writes:
             return waiting <= self.settings.max_waiting_bytes
         most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source[request.source]

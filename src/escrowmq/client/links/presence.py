@@ -169,7 +169,8 @@ class Presence:
         return self._closed.is_set() or self._wrong is not None
 
     def _probe(self, number: int) -> None:
-        """Ask until it answers."""
+        """Send HELLO to broker ``number`` until it answers or refuses, then mark it present; report it as away
+        meanwhile."""
         link, backoff, since = self._links[number], Backoff(FIRST_BACKOFF, LAST_BACKOFF), time.monotonic()
         while not self._closed.is_set():
             try:

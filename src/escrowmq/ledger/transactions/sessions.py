@@ -257,7 +257,8 @@ class Sessions:
     # Rules of a group's own
 
     def decide_alter(self, command: AlterProducers, rules: Rules) -> Decision:
-        """Give a group rules of its own. BAD_GROUP_NAME, BAD_REQUEST, BAD_DELAY; TOO_MANY for one too many groups."""
+        """Return the Decision that changes a group's own rules; no event if they stay the same. Raises BAD_GROUP_NAME,
+        BAD_REQUEST, BAD_DELAY; TOO_MANY for a new group beyond the limit."""
         had = self.own.get(self._check_group(command.group, rules), ProducerRules())
         made = policies.alter(had, command)
         policies.check(made, rules)

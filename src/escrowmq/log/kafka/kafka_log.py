@@ -216,7 +216,8 @@ class KafkaLog(Mirror):
     # Retention
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments as any log does; then a thread sends the base to Kafka and deletes what it replaces."""
+        """Drop whole segments below ``position``; return how many. A thread then sends the base, the snapshot that
+        stands for them, to Kafka, and deletes the records that it replaces."""
         dropped = super().drop_before(position)
         if (self._base_upload is None or self._base_upload.done()) and self._base_to_send() is not None:
             self._base_upload = self._base_thread.submit(self._upload_base)

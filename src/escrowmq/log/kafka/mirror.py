@@ -87,7 +87,8 @@ class Mirror(SegmentLog):
             self.note(standing)
 
     def note(self, standing: Standing, *, keep: bool = False) -> None:
-        """Record that the mirror holds everything counted by a fold up to ``standing``."""
+        """Save a mark: the mirror holds all that a fold counted up to ``standing``. ``keep``: a segment begins there,
+        so keep the mark for retention."""
         self.marks.note(standing, keep=keep)
         self.marks.save()
         reach("mirror.marked")

@@ -68,7 +68,7 @@ class Carrier(Protocol):
     """Sends prepares and decisions. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the final shard of each row."""
+        """Return the shard of each row, which is stored with it; -1 with one destination only."""
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
         """P2 and P3: return one code and one transaction per row (null: it has no id of its own); equal for equal

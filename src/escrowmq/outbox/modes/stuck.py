@@ -85,7 +85,8 @@ def retry_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> li
 
 
 def commit_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Commit their transactions at the broker, whatever was tried before; prepare first those never prepared."""
+    """Set STUCK rows to be committed by the next redrive, whatever was tried before; it prepares those never prepared.
+    Nothing is sent here. CONFLICT: not STUCK."""
     return _move(engine, "stuck.commit", ids, _choose(Stage.COMMITTING, Stage.DECIDED), operator)
 
 

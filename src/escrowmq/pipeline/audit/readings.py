@@ -173,7 +173,7 @@ class Readings:
 
 
 def compared_columns(comparison: Comparison) -> tuple[str, ...]:
-    """Return the columns of a comparison, as both sides are read."""
+    """Return the columns of a comparison: in their stored form between two sides of messages, else as text."""
     # Between two sides of messages the stored form is enough, and cheaper than text.
     between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in comparison.sides)
     stored = MESSAGE_COLUMNS if between_messages else ()

@@ -57,7 +57,8 @@ class Rows:
         return set().union(*[speaker.comparisons for speaker in self.speakers])
 
     def open(self, frame: DataFrame) -> DataFrame:
-        """Add the columns of ``made`` to some rows of the frame."""
+        """Return ``frame``, some rows of this one, with the expensive columns of ``made`` added, such as parsed
+        JSON."""
         return frame.withColumns(dict(self.made)) if self.made else frame
 
     @property

@@ -98,8 +98,9 @@ def release_orphan(
 
 
 def release(product_db: sa.Connection, trans_id: str, final: str, books: Books = Books()) -> bool | None:
-    """Move the freezes of ``trans_id`` from frozen to ``final``, and restore the stock if that is unsold. Runs inside
-    the caller's transaction. Returns False if all were moved before, None if there are none. Raises Inconsistent."""
+    """Move the freezes of ``trans_id`` that are still frozen to ``final``; if that is unsold, restore the stock. Runs
+    inside the caller's transaction. Returns False if all were moved before, None if there are none. Raises Inconsistent
+    if one has any other state, or its product is missing."""
     freezes = table(books.freezes, books.freeze_trans_id, books.freeze_state)
     products = table(books.products, books.product_id, books.product_stock)
     of_this = freezes.c[books.freeze_trans_id] == trans_id

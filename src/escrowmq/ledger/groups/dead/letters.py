@@ -227,7 +227,7 @@ class DeadLetters:
 
     @property
     def last_us(self) -> int:
-        """The time of the latest one; :data:`NOT_DEAD` without any."""
+        """Return the newest time of death of the dead letters that are left in it; :data:`NOT_DEAD` if none are."""
         if self._last_us is None:
             self._last_us = max((int(block.dead_us.max()) for block in self.blocks), default=NOT_DEAD)
         return self._last_us
