@@ -40,7 +40,7 @@ def main() -> None:
             prepare(bus, 10**options.most)
             transaction = bus.admin.transactions("undecided", limit=1)[0]["id"]
             letter = bus.admin.dead_letters("cart", 1)[0]
-            with beside(links(url, {}), listen="127.0.0.1:0", plans=Path(folder) / "plans") as at:
+            with beside(lambda _: links(url, {}), listen="127.0.0.1:0", plans=Path(folder) / "plans") as at:
                 place = f"topic=orders&queue={letter['queue']}&offset={letter['offset']}"
                 paths = [
                     "/",

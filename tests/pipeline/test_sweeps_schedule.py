@@ -200,7 +200,7 @@ def test_turns_are_the_same_moments_on_every_machine(now_us: int, every: float) 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--every", "0s"], "--every 0s"),
+        (["--every", "0s"], "--every 0"),
         (["--alarm", "file:///etc/passwd"], "--alarm file"),
         (["--metrics", "127.0.0.1:0"], "--metrics without --every"),
     ],

@@ -77,7 +77,11 @@ def check_the_first_topic_of_a_batch(plant: Plant) -> None:
         return real(topics)[:1]
 
 
-@bug("rights", MATRIX + "test_a_read_needs_exactly_its_right[%file.00000000000000000001.segment-rules7]", "was enough")
+@bug(
+    "rights",
+    MATRIX + "test_a_read_needs_exactly_its_right[%file.00000000000000000001.segment-rules7]",
+    "may not view this broker",
+)
 def read_files_of_the_log_like_topics(plant: Plant) -> None:
     @plant.instead(guarded, "needs_of_read")
     def needs(request: Mapping[str, Any]) -> Need:

@@ -142,9 +142,9 @@ def read_a_transaction_where_there_is_none(plant: Plant) -> None:
     "(older.done(), newer.done()) == (False, True)",
 )
 def give_an_answer_to_the_request_that_waits_longest(plant: Plant) -> None:
-    real = Connection._take
+    real = Connection._process
 
-    @plant.instead(Connection, "_take")
+    @plant.instead(Connection, "_process")
     def take(self: Any, count: int) -> None:
         filled, oldest = self._assembler.filled, sorted(self._pending)
 

@@ -199,7 +199,7 @@ class Jobs:
 
     def console(self, job: Job) -> None:
         with (
-            console_beside(links(self.url, {}), listen="127.0.0.1:0", url=self.url) as at,
+            console_beside(lambda _: links(self.url, {}), listen="127.0.0.1:0", url=self.url) as at,
             httpx.Client(trust_env=False, timeout=60.0, base_url=str(at["console"])) as visitor,
         ):
             while not job.over.is_set():

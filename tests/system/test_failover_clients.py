@@ -143,7 +143,7 @@ class Programs:
         self._held = iter(self.bus.consumer("held", "plain", instance="one", in_doubt="hold").batches())
         self._reader = iter(self.bus.reader("plain", timeout=60.0).batches())
         self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=60.0))
-        gateway = stack.enter_context(beside(links(url, {}), listen="127.0.0.1:0"))
+        gateway = stack.enter_context(beside(lambda _: links(url, {}), listen="127.0.0.1:0"))
         self._gateway = f"{gateway['http']}/v1/topics/http/messages"
         self.shop = sa.create_engine(f"sqlite:///{folder / 'shop.db'}")
         outbox.migrate(self.shop)

@@ -742,7 +742,7 @@ def test_the_gateway_goes_on_with_the_living(pair: Pair, away: str) -> None:
     pair.be(away)
     settings = GatewaySettings(timeout=TIMEOUT)
     with (
-        beside(links(pair.url, {}), listen="127.0.0.1:0", settings=settings) as ready,
+        beside(lambda _: links(pair.url, {}), listen="127.0.0.1:0", settings=settings) as ready,
         httpx.Client(base_url=f"{ready['http']}/v1", timeout=60) as http,
     ):
         with within(TIMEOUT):
