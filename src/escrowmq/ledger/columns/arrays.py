@@ -96,7 +96,7 @@ class Columns:
             else:
                 array[begin : begin + count] = value
         self._size += count
-        return self.end - count
+        return self.first + self._size - count
 
     def item(self, name: str, row: int) -> int:
         """Return one value of a column of numbers, as ``columns[name][row]``, without a view."""

@@ -119,8 +119,9 @@ class Sessions:
         if not size:
             return -1
         row: int = epoch - rows.item("epoch", 0)  # right unless one between was forgotten
-        if not (0 <= row < size and rows.item("epoch", row) == epoch):
-            row = int(rows["epoch"].searchsorted(epoch))
+        if 0 <= row < size and rows.item("epoch", row) == epoch:
+            return row
+        row = int(rows["epoch"].searchsorted(epoch))
         return row if row < size and rows.item("epoch", row) == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
