@@ -3,14 +3,19 @@
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 from guarded_broker import RightsFile, guarded
 
-from escrowmq.errors import Code, Denied, Misuse, Overloaded
+from escrowmq.broker.guarded import GuardedCalls
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded
+from escrowmq.model import Outcome, TransactionId
 from escrowmq.rights import Guard
 from escrowmq.rights import guard as guarding
 from escrowmq.rights.guard import Bucket
 from escrowmq.rights.tokens import PATTERN, new_token
+from escrowmq.schemas import ENDING
+from escrowmq.wire import Exchange
 from escrowmq.wire.frames import Kind
 
 
@@ -239,3 +244,35 @@ def test_a_principal_that_lost_a_right_gets_it_refused_when_it_comes_back(tmp_pa
             refusal = client.plain(b"y", sequence=2)
             assert refusal.code is Code.DENIED
             assert refusal.message == "shop may not send to topic t: it needs `send t`"
+
+
+class OpensFirst:
+    """Calls of a broker whose next session opens after the rights were checked, and before the call is carried out."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getattr__(self, name):
+        return getattr(self.calls, name)
+
+    def exchange(self, *given):
+        self.calls.action("session.open", {"group": "shop", "instance": "new", "transactional": True})
+        return self.calls.exchange(*given)
+
+
+@pytest.mark.invariant("I45")
+def test_a_guessed_session_cannot_be_used_although_it_opens_meanwhile(rights, tmp_path):
+    rights.add("stranger", "consume x")
+    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["shop"]) as shop:
+        session = shop.act("session.open", {"group": "shop", "instance": "one", "transactional": True})["session"]
+        shop.prepare(session, b"half")
+        [half] = served.calls.action("transactions.list", {})["transactions"]
+        ids = pa.array([bytes(TransactionId.parse(half["id"]))], pa.binary(16))
+        ending = pa.record_batch([ids, pa.array([Outcome.COMMIT], pa.uint8())], schema=ENDING)
+        guard = Guard(rights.path)
+        stranger = GuardedCalls(OpensFirst(served.calls), guard, enter(guard, rights.tokens["stranger"]))
+        with pytest.raises(EscrowError) as caught:
+            stranger.exchange(Exchange.END, ending, {"session": session + 1}).result(30)
+        assert caught.value.code is Code.UNKNOWN_SESSION
+        [shown] = served.calls.action("transactions.list", {})["transactions"]
+        assert shown["state"] == "open"

@@ -26,22 +26,22 @@ class Authority:
     def __init__(self, folder: Path, days: int) -> None:
         self._folder, self._days = folder, days
         certificate, key = folder / "ca.pem", folder / "ca.key"
-        try:
-            self._certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
-            loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-            if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-                raise ValueError("it is not an elliptic-curve key")
+        if certificate.exists() or key.exists():
+            try:
+                self._certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
+                loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+                if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+                    raise ValueError("it is not an elliptic-curve key")
+            except (OSError, ValueError, TypeError) as problem:
+                raise Misuse(Code.BAD_ARGUMENT, f"{certificate} and {key} are no authority: {problem}") from None
             self._key = loaded
-        except FileNotFoundError:
-            self._key = ec.generate_private_key(ec.SECP256R1())
-            name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EscrowMQ development authority")])
-            self._certificate = self._sign(
-                name, name, self._key.public_key(), 3650, [(x509.BasicConstraints(True, 0), True)]
-            )
-            _write(certificate, self._certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-            _write(key, _pem(self._key), 0o600)
-        except (OSError, ValueError, TypeError) as problem:
-            raise Misuse(Code.BAD_ARGUMENT, f"{certificate} and {key} are no authority: {problem}") from None
+            return
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EscrowMQ development authority")])
+        constraints = [(x509.BasicConstraints(True, 0), True)]
+        self._certificate = self._sign(name, name, self._key.public_key(), 3650, constraints)
+        _write(key, _pem(self._key), 0o600)
+        _write(certificate, self._certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
     def issue(self, file: str, names: Sequence[str], *, client: bool = False) -> None:
         """Write ``FILE.pem`` and ``FILE.key`` for these names; existing ones are replaced."""

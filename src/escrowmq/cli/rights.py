@@ -13,7 +13,7 @@ import typer
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, check_folder
 from escrowmq.cli.printing import moment, notice, print_facts, print_json, print_rows
-from escrowmq.errors import Code, error
+from escrowmq.errors import Code, EscrowError, error
 
 if TYPE_CHECKING:
     from escrowmq.rights import Principal, Rights
@@ -74,12 +74,16 @@ def init(
     from escrowmq.rights.tokens import new_token
 
     made = {name: new_token() for name in ("operator", "service", "spark")}
+    token_files = {} if folder is None else {folder / f"{name}.token": token.text for name, token in made.items()}
+    for path in (file, *token_files):
+        if path.exists():
+            raise _exists(path)
+    for path, text in token_files.items():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_private(path, text + "\n")
     _write_private(file, _EXAMPLE.format(**made))
-    if folder is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, token in made.items():
-            _write_private(folder / f"{name}.token", token.text + "\n")
-        return notice(f"wrote {file}, and the tokens to {', '.join(f'{folder}/{name}.token' for name in made)}")
+    if token_files:
+        return notice(f"wrote {file}, and the tokens to {', '.join(map(str, token_files))}")
     if json:
         return print_json({"file": str(file), "tokens": {name: token.text for name, token in made.items()}})
     notice(f"wrote {file}; these tokens are not stored anywhere, so keep them now:")
@@ -91,11 +95,15 @@ def _write_private(file: Path, text: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise error(Code.ALREADY_EXISTS, f"{file} exists", "name another file") from None
+        raise _exists(file) from None
     except OSError as problem:
         raise error(Code.BAD_ARGUMENT, f"{file} cannot be written: {problem.strerror}") from None
     with open(descriptor, "w") as opened:
         opened.write(text)
+
+
+def _exists(file: Path) -> EscrowError:
+    return error(Code.ALREADY_EXISTS, f"{file} exists", "name another file")
 
 
 @rights.command("check")
@@ -107,14 +115,14 @@ def check(
     json: Json = False,
 ) -> None:
     """Show whether a principal has a right, and by which rule. Exit code 7 if not."""
-    from escrowmq.rights import Need, Rule
+    from escrowmq.rights import Rule
 
     one = _principal(file, principal)
     try:
         wanted = Rule.parse(f"{access} {name}" if name is not None else access)
     except ValueError as problem:
         raise error(Code.BAD_ARGUMENT, str(problem)) from None
-    found = one.rule_for(Need(wanted.access, wanted.name or None))
+    found = next((rule for rule in one.rules if rule.includes(wanted)), None)
     if json:
         print_json({"allowed": found is not None, "rule": str(found) if found is not None else None})
     elif found is not None:
@@ -182,7 +190,7 @@ def _quote(text: str) -> str:
     """Return a basic string of TOML."""
     from json import dumps
 
-    return dumps(text, ensure_ascii=True)
+    return dumps(text, ensure_ascii=False)
 
 
 @tokens.command("list")

@@ -66,28 +66,30 @@ class Callers:
         key = hashlib.sha256(token.strip().encode()).digest()
         caller = self._callers.pop(key, None)
         if caller is None:
-            await self._make_room()
-            caller = _Caller(asyncio.ensure_future(self._open(token.strip())))
+            idle = self._take_idle() if len(self._callers) >= MOST_CALLERS else None
+            caller = _Caller(asyncio.ensure_future(self._open(token.strip(), idle)))
         self._callers[key] = caller
         caller.requests += 1
         try:
             return key, await asyncio.shield(caller.gateway)
         except BaseException:
             caller.requests -= 1
-            if caller.gateway.done() and self._callers.get(key) is caller:
+            if caller.gateway.done() and caller.gateway.exception() and self._callers.get(key) is caller:
                 del self._callers[key]
             raise
 
-    async def _open(self, token: str) -> Gateway:
+    async def _open(self, token: str, idle: Gateway | None) -> Gateway:
+        if idle is not None:
+            await idle.close()
         return Gateway(await self._connect(token), self._settings, {})
 
-    async def _make_room(self) -> None:
-        if len(self._callers) < MOST_CALLERS:
-            return
-        key = next((key for key, caller in self._callers.items() if not caller.requests), None)
-        if key is None:
-            raise Overloaded(Code.QUEUE_FULL, f"{MOST_CALLERS} tokens have requests at the gateway at the same time")
-        await _close(self._callers.pop(key))
+    def _take_idle(self) -> Gateway | None:
+        """Remove the caller that is idle longest; return its gateway, None if it could not connect."""
+        for key, caller in self._callers.items():
+            if caller.gateway.done() and not caller.requests:
+                del self._callers[key]
+                return None if caller.gateway.exception() else caller.gateway.result()
+        raise Overloaded(Code.QUEUE_FULL, f"{MOST_CALLERS} tokens have requests at the gateway at the same time")
 
     async def leave(self, key: bytes, gateway: Gateway, problem: BaseException | None) -> None:
         """End a request. ``problem``: the error that it raised; after some the connection is not used again."""
@@ -112,8 +114,3 @@ class Callers:
     def _gateways(self) -> list[Gateway]:
         opened = [caller.gateway for caller in self._callers.values() if caller.gateway.done()]
         return [self.own, *(one.result() for one in opened if one.exception() is None)]
-
-
-async def _close(caller: _Caller) -> None:
-    if caller.gateway.done() and caller.gateway.exception() is None:
-        await caller.gateway.result().close()

@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
 import time
@@ -114,10 +113,10 @@ class Guard:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._signature = self._sign()  # before it is read: a later change must be seen
         self.rights = load(self.path)
         self.failed_reloads = self.denied = self.unauthenticated = 0
         self.on_change: OnChange = lambda new, old, by: None
-        self._signature = self._sign()
         self._callers: set[Caller] = set()
         self._usage: dict[str, _Usage] = {}
         self._denials: deque[_Denied] = deque(maxlen=MOST_DENIALS)
@@ -175,9 +174,8 @@ class Guard:
         self, credential: str | None, certificates: Sequence[str]
     ) -> tuple[Principal, Token | None, str | None] | None:
         if credential is not None:
-            hashed = digest(credential)
-            token = self.rights.tokens.get(hashed)
-            if token is None or not hmac.compare_digest(token.sha256, hashed) or _is_expired(token):
+            token = self.rights.tokens.get(digest(credential))
+            if token is None or _is_expired(token):
                 return None
             return token.principal, token, None
         for name in certificates:
@@ -225,7 +223,10 @@ class Guard:
 
     def spend(self, caller: Caller, rows: int, size: int) -> None:
         """Count rows and bytes against the caller's limits. Raises Overloaded(QUEUE_FULL) with ``retry_after``."""
-        usage = self._usage_of(caller.principal)
+        if not caller.principal.limits.is_set:
+            return
+        with self._lock:
+            usage = self._usage_of(caller.principal)
         for bucket, amount, unit in ((usage.rows, rows, "rows"), (usage.bytes, size, "bytes")):
             if bucket is not None and (wait := bucket.take(amount)):
                 text = f"{caller.principal.name} is over its limit of {bucket.rate:,} {unit} a second"

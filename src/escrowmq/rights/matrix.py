@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from escrowmq.errors import Code, error
 from escrowmq.rights.rules import Access, Need
 from escrowmq.wire import DEAD_LETTER_PREFIX, FILE_PREFIX
 from escrowmq.wire.actions import (
@@ -55,9 +56,15 @@ def needs_of_read(request: Mapping[str, Any]) -> Need:
 
 
 def needs_of_session(session: int, lookups: Lookups) -> list[Need]:
-    """Return the right that using a producer session needs. An unknown one needs none: the broker rejects it."""
-    group = lookups.group_of_session(session) if session else None
-    return [Need(Access.PRODUCE, group)] if group is not None else []
+    """Return the right that using a producer session needs; 0, no session, needs none.
+
+    Raises Rejected(UNKNOWN_SESSION): numbers can be guessed, and the session may open before the call is carried out.
+    """
+    if not session:
+        return []
+    if (group := lookups.group_of_session(session)) is None:
+        raise error(Code.UNKNOWN_SESSION)
+    return [Need(Access.PRODUCE, group)]
 
 
 def _open_to_all(_: Mapping[str, Any], __: Lookups) -> list[Need]:

@@ -23,12 +23,12 @@ class ServerCertificate:
 
     def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
         self.certificate, self.key, self._client_authorities = certificate, key, client_authorities
+        self._signature = self._sign()  # before they are read: a later change must be seen
         self.context: ssl.SSLContext = server_context(certificate, key, client_authorities)
         """For servers. Each handshake switches to the newest certificate."""
         self._newest = self.context
         # A new certificate in the same context would leave it without a key for a moment, and handshakes would fail.
         self.context.sni_callback = lambda connection, name, context: setattr(connection, "context", self._newest)
-        self._signature = self._sign()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="escrowmq-certificate", daemon=True)
         if key.stat().st_mode & 0o077:

@@ -268,12 +268,12 @@ class Lane(Filling, ABC):
     def _on_answer(self, request: Request, attempt: int, answer: Answer | pa.RecordBatch | BaseException) -> None:
         if request.settled or request.resends != attempt:
             return
-        if isinstance(answer, EscrowError):
+        if self._renew is not None and _first_code(answer) == Code.UNKNOWN_SESSION:  # that of all rows
+            self._forget(request)
+        elif isinstance(answer, EscrowError):
             self._on_failure(request, answer)
         elif isinstance(answer, BaseException):
             self._on_failure(request, Unknown(Code.CLOSED, f"the link failed: {answer!r}"))
-        elif self._renew is not None and _first_code(answer) == Code.UNKNOWN_SESSION:  # that of all rows
-            self._forget(request)
         else:
             read = request.decode if isinstance(answer, pa.RecordBatch) else request.receive
             self._finish(request, read(self._codec, answer))
@@ -456,8 +456,10 @@ def _settle(request: Request) -> bool:
     return first
 
 
-def _first_code(answer: Answer | pa.RecordBatch) -> int | None:
-    """Return the code of the first row of an answer, None if it has none."""
+def _first_code(answer: Answer | pa.RecordBatch | BaseException) -> int | None:
+    """Return the code of an error, or of the first row of an answer; None if it has none."""
+    if isinstance(answer, BaseException):
+        return answer.code if isinstance(answer, EscrowError) else None
     if isinstance(answer, pa.RecordBatch):
         return answer.column(0)[0].as_py() if answer.num_rows else None
     first = answer[0] if answer else None
