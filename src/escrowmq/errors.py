@@ -108,7 +108,7 @@ class Code(IntEnum):
 
     @property
     def meaning(self) -> Meaning:
-        """Whether the requested change was applied."""
+        """Return whether the requested change was applied."""
         if self.branch is None:
             return Meaning.UNKNOWN if self.name == "SENT" else Meaning.DONE
         return self.branch.meaning

@@ -68,6 +68,14 @@ def let_every_session_end_transactions(plant: Plant) -> None:
         return []
 
 
+@bug("rights", GUARD + "test_a_guessed_session_cannot_be_used_although_it_opens_meanwhile", "DID NOT RAISE")
+def need_nothing_for_an_unknown_session(plant: Plant) -> None:
+    @plant.instead(guarded, "needs_of_session")
+    def needs(session: int, lookups: Any) -> list[Need]:
+        group = lookups.group_of_session(session) if session else None
+        return [Need(matrix.Access.PRODUCE, group)] if group is not None else []
+
+
 @bug("rights", MATRIX + "test_a_batch_needs_a_right_for_each_of_its_topics[send]", "isinstance(denied, Denied)")
 def check_the_first_topic_of_a_batch(plant: Plant) -> None:
     real = guarded._distinct

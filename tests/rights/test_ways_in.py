@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import trustme
 from guarded_broker import RightsFile, guarded
@@ -23,6 +24,7 @@ from served import PATIENT
 
 import escrowmq as mq
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown
+from escrowmq.ledger.commands import Forget
 from escrowmq.rights.tokens import new_token
 from escrowmq.wire.credential import Credential
 
@@ -485,3 +487,15 @@ def test_brokers_with_different_rights_are_seen_in_the_status(tmp_path, rights):
         done = subprocess.run([*words, "--json"], env=variables, capture_output=True, text=True)
         digests = {broker["rights"] for broker in json.loads(done.stdout)["brokers"]}
         assert digests == {one.guard.rights.digest, two.guard.rights.digest}
+
+
+def test_a_producer_whose_session_is_forgotten_opens_another_one(tmp_path):
+    rights = RightsFile(tmp_path)
+    token = rights.add("shop", "send t", "produce shop", "view")
+    with guarded(tmp_path, rights) as served, mq.connect(f"escrow://127.0.0.1:{served.port}", token=token) as bus:
+        producer = bus.producer("shop")
+        producer.send("t", b"0")
+        nobody = np.array([], np.int64)
+        assert served.engine.submit(Forget(before_us=1 << 62, connected=nobody)).result(PATIENT) == 1
+        producer.send("t", b"1")
+        assert {one["group"] for one in bus.admin.producers()} == {"shop"}

@@ -148,7 +148,7 @@ class _Watch:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended by itself: the engine stopped, or ``on_checks`` raised."""
+        """Return whether it ended by itself: the engine stopped, or ``on_checks`` raised."""
         return not self._closed and not self._thread.is_alive()
 
     @property

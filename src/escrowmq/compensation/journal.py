@@ -63,7 +63,7 @@ class Standing:
 
     @property
     def suspended(self) -> bool:
-        """Whether the store is unreliable."""
+        """Return whether the store is unreliable."""
         return self.suspended_us is not None
 
 

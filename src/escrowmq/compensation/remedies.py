@@ -175,7 +175,7 @@ class Remedy(Protocol):
 
     @property
     def resends(self) -> bool:
-        """Whether it can repair an id that no broker has."""
+        """Return whether it can repair an id that no broker has."""
         ...
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:

@@ -71,7 +71,7 @@ class TopicRules:
 
     @property
     def is_own(self) -> bool:
-        """Whether there is any."""
+        """Return whether there is any."""
         return self.retention_us is not None or self.retention_bytes is not None
 
 

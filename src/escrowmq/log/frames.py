@@ -71,7 +71,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_newer(self) -> bool:
-        """Whether only a newer version of this program can interpret the frame. Check the checksum first."""
+        """Return whether only a newer version of this program can interpret the frame. Check the checksum first."""
         checkable = self.kind in MESSAGES and self.encoding == Encoding.ARROW
         known = self.kind in STORED and self.encoding <= Encoding.BARE and self.flags <= CHECKED_BODIES * checkable
         return self.version > VERSION or not known

@@ -58,7 +58,7 @@ class Listing:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no log was created here (an interrupted creation leaves only temporary files)."""
+        """Return whether no log was created here (an interrupted creation leaves only temporary files)."""
         return not (self.segments or self.dropped or self.snapshots or self.closed)
 
 

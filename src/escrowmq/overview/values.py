@@ -212,5 +212,5 @@ class Status(AsJson):
 
     @property
     def needs_person(self) -> bool:
-        """Whether any cause needs an operator."""
+        """Return whether any cause needs an operator."""
         return any(cause.needs_person for cause in self.waiting)

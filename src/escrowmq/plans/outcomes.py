@@ -35,7 +35,7 @@ class Outcome(IntEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether a run counts it for ``stop_after``: neither done by this plan nor before."""
+        """Return whether a run counts it for ``stop_after``: neither done by this plan nor before."""
         return self > Outcome.ALREADY
 
 

@@ -32,7 +32,7 @@ class CheckStream(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Whether the connection was lost; the client should open another subscription."""
+        """Return whether the connection was lost; the client should open another subscription."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class ReturningLink(Protocol):
 
     @property
     def there(self) -> bool:
-        """Whether it has a connection, as far as is known."""
+        """Return whether it has a connection, as far as is known."""
         ...
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:

@@ -38,12 +38,12 @@ class Filter:
 
     @property
     def active(self) -> bool:
-        """Whether it can exclude anything."""
+        """Return whether it can exclude anything."""
         return self != Filter()
 
     @property
     def timed(self) -> bool:
-        """Whether it selects by time."""
+        """Return whether it selects by time."""
         return self.from_us is not None or self.until_us is not None
 
     @property

@@ -49,7 +49,7 @@ class Way:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has reached the present state of the message, so that nothing more can be found."""
+        """Return whether it has reached the present state of the message, so that nothing more can be found."""
         now = self.stands
         if now["state"] != self.state:
             return now["state"] in _UNTOUCHED

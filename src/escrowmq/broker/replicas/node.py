@@ -102,7 +102,7 @@ class Node:
 
     @property
     def ended(self) -> bool:
-        """Whether it ended by itself."""
+        """Return whether it ended by itself."""
         return self.failure is not None
 
     def _step_down(self) -> None:

@@ -83,7 +83,7 @@ class Request:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the caller has cancelled it."""
+        """Return whether the caller has cancelled it."""
         return self.future.cancelled()
 
     def answer(self, value: Any) -> None:
@@ -211,7 +211,7 @@ class Work:
 
     @property
     def few(self) -> bool:
-        """Whether all of them are parcels, and few rows: to be offered to the ledger as rows."""
+        """Return whether all of them are parcels, and few rows: to be offered to the ledger as rows."""
         return self.rows <= PLAIN_ROWS and self.requests[0].lane is not None and bool(_parcels(self.requests))
 
     @property

@@ -75,7 +75,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped or closed: nothing more is handed out."""
+        """Return whether it was stopped or closed: nothing more is handed out."""
         return self._consumption.stopped
 
     def _stop(self) -> None:

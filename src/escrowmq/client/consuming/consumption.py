@@ -346,12 +346,12 @@ class Iterations:
 
     @property
     def mine(self) -> bool:
-        """Whether the caller runs one: in its body, or in a signal handler that interrupted it."""
+        """Return whether the caller runs one: in its body, or in a signal handler that interrupted it."""
         return _runner() in self._running
 
     @property
     def others(self) -> bool:
-        """Whether another thread or task runs one."""
+        """Return whether another thread or task runs one."""
         with self._lock:
             return len(self._running) > self.mine
 

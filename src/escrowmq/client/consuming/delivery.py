@@ -115,7 +115,7 @@ class Content:
 
     @property
     def redelivered(self) -> bool:
-        """Whether this group may have seen it before."""
+        """Return whether this group may have seen it before."""
         return self.attempt > 1
 
     def __repr__(self) -> str:

@@ -58,8 +58,9 @@ class ReceivedBase(Content):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it is redelivered, in an ordered group, because an earlier message of its key failed or its lease
-        expired since it was received. Iteration skips such messages; with a list of messages, check before each effect.
+        """Return whether it is redelivered, in an ordered group, because an earlier message of its key failed or its
+        lease expired since it was received. Iteration skips such messages; with a list of messages, check before each
+        effect.
         """
         return self._rows.withdrawn(self._row)
 

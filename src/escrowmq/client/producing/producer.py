@@ -79,7 +79,7 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def confirm(self) -> Confirm:
-        """Whether single ends are waited for, "answered", or not, "oneway"."""
+        """Return whether single ends are waited for, "answered", or not, "oneway"."""
         return self._production.choice.confirm
 
     @property

@@ -167,7 +167,7 @@ class Cursor:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a message is leased, waits for a retry, or is dead."""
+        """Return whether a message is leased, waits for a retry, or is dead."""
         return any(self.counts[state] for state in _UNDONE)
 
     @property

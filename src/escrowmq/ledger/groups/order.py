@@ -51,7 +51,7 @@ class Waiting(NamedTuple):
 
     @property
     def knows_all(self) -> bool:
-        """Whether every key is known."""
+        """Return whether every key is known."""
         return not bool((self.keys == UNKNOWN).any())
 
 

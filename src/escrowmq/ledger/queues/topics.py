@@ -117,7 +117,7 @@ class Topics:
 
     @property
     def any_own(self) -> bool:
-        """Whether a topic has a retention of its own."""
+        """Return whether a topic has a retention of its own."""
         return any(topic.rules.is_own for topic in self.by_name.values())
 
     def is_gone(self, queue_id: int) -> bool:

@@ -444,7 +444,7 @@ class TransactionTable:
 
     @property
     def holds_back(self) -> bool:
-        """Whether any half message has a delay."""
+        """Return whether any half message has a delay."""
         return len(self._delayed) > 0
 
     def whole_below(self, position: int) -> int:

@@ -92,7 +92,7 @@ class DrivenResult:
 
     @property
     def done(self) -> bool:
-        """Whether the message is published and its row deleted."""
+        """Return whether the message is published and its row deleted."""
         return self.code in STANDS_COMMITTED
 
 
@@ -109,7 +109,7 @@ class DrivenResults:
 
     @property
     def done(self) -> bool:
-        """Whether all messages are published."""
+        """Return whether all messages are published."""
         return bool(np.isin(self.codes, _ENDED[COMMIT]).all())
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether both sides agree."""
+        """Return whether both sides agree."""
         return not (self.lost or self.foreign or self.repeated)
 
     def __str__(self) -> str:

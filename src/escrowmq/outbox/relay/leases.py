@@ -37,7 +37,7 @@ class Leases:
 
     @property
     def valid(self) -> bool:
-        """Whether the leases still run, by this process's clock, started before the database's."""
+        """Return whether the leases still run, by this process's clock, started before the database's."""
         return time.monotonic() < self._valid_until
 
     def announce(self) -> None:

@@ -28,7 +28,7 @@ class InDatabase:
 
     @property
     def is_known(self) -> bool:
-        """Whether the database has anything about the message."""
+        """Return whether the database has anything about the message."""
         tables = (self.outbox, self.driven, self.marks, self.prepared, self.cases, self.sets, self.acts)
         return any(tables)
 

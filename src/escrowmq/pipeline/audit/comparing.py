@@ -91,7 +91,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether both sides hold the same ids with the same content."""
+        """Return whether both sides hold the same ids with the same content."""
         return not self.wrong_ids
 
     def close(self) -> None:

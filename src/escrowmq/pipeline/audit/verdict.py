@@ -62,12 +62,12 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """Whether all sides hold the same ids with the same content."""
+        """Return whether all sides hold the same ids with the same content."""
         return not (self.lost or self.repeated or self.altered or self.leaked)
 
     @property
     def settled(self) -> bool:
-        """Whether all sides agree, and no transaction is left undecided."""
+        """Return whether all sides agree, and no transaction is left undecided."""
         return self.agrees and not self.orphaned
 
     def to_json(self) -> dict[str, Any]:

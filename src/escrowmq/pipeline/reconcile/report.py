@@ -57,7 +57,7 @@ class Report:
 
     @property
     def agrees(self) -> bool:
-        """Whether both sides have the same ids, with the same content."""
+        """Return whether both sides have the same ids, with the same content."""
         return not (self.missing or self.unexpected or self.differing or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
