@@ -132,7 +132,9 @@ def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> Non
     producer.prepare("orders", b"", message_id="m")
     until(lambda: not bus.admin.transactions("open"))
     story = the_one(bus, "m")
-    assert words(story) == ["prepared", "checked", "answered", "checked", "committed", "placed"]
+    # On a busy machine the second check is sent before the first answer comes.
+    assert sorted(words(story)) == sorted(["prepared", "checked", "answered", "checked", "committed", "placed"])
+    assert words(story)[-2:] == ["committed", "placed"]
     first, second = (event.sentence for event in story.events if event.event == "checked")
     assert first.endswith("check 1; no answer, or the answer was UNKNOWN.")
     assert second.endswith("check 2; the answer decided it.")
@@ -176,7 +178,8 @@ def test_a_transaction_asked_in_vain_is_parked_and_a_person_acts(opened: Open, u
     identity = producer.prepare("orders", b"", message_id="m").transaction_id
     until(lambda: bus.admin.transactions("parked"))
     story = the_one(bus, "m")
-    assert sorted(words(story)) == ["answered", "checked", "checked", "parked", "prepared"]
+    # How many answers come before it is parked depends on how busy the machine is.
+    assert [word for word in words(story) if word != "answered"] == ["prepared", "checked", "checked", "parked"]
     assert story.why == "It is parked after 2 checks of shop without a decision; an operator must decide."
     assert offered(story) == ["transactions.commit", "transactions.rollback", "transactions.recheck"]
     assert story.offers[0].selection == {"ids": [str(identity)]}
