@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from escrowmq.errors import Code, Denied, Misuse
 
-_USER = re.compile(r"(//[^/@:?]*):[^?]*@")
+_USER = re.compile(r"(//[^/@:?\[]*):(?:[^?]*|(?!\d+(?:[/?|,]))[^@]*)@")
+"""The password of a user may contain a ``?``; an ``@`` in a query after HOST:PORT ends no password."""
 _SECRET = re.compile(r"passw|pwd|passphrase|secret|token|credential|api_?key", re.IGNORECASE)
 
 
@@ -71,11 +72,11 @@ def shown_address(address: str) -> str:
     >>> shown_address("postgresql://shop:x@db/orders?sslmode=require&sslpassword=y")
     'postgresql://shop:***@db/orders?sslmode=require&sslpassword=***'
     """
-    head, question, query = address.partition("?")
+    head, question, query = _USER.sub(r"\1:***@", address).partition("?")
     hidden = [_hide_secret(part) for part in re.split(r"([&;])", query)]
-    return _USER.sub(r"\1:***@", head) + question + "".join(hidden)
+    return head + question + "".join(hidden)
 
 
 def _hide_secret(part: str) -> str:
     name, equals, _ = part.partition("=")
-    return f"{name}=***" if equals and _SECRET.search(name) else part
+    return f"{name}=***" if equals and _SECRET.search(unquote(name)) else part

@@ -326,5 +326,6 @@ class Connection:
             self.unsent_bytes = 0
             self.held.stuck_since = None
             self._channel.close()
+        self.assembler.discard()  # its room is free from now on; the collector of cycles may come much later
         for unsent in left:
             self._lose(unsent.size, unsent.lost, unsent.freed)

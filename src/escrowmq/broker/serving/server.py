@@ -13,6 +13,7 @@ Rules, checked a few times a second:
 4. A failure of one connection closes that connection. A failure of the thread is logged, all connections are closed,
    and the thread begins again.
 5. A connection that does not read its answers while memory is short is closed.
+6. After more than a sixteenth of all room was in use, freed memory is returned to the system: glibc would keep it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from escrowmq.broker.serving.room import STUCK_SECONDS, Room
 from escrowmq.broker.serving.streams import Workers
 from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
+from escrowmq.platform.memory import return_freed_memory
 from escrowmq.rights import Guard
 from escrowmq.wire import PROTOCOL_VERSION, Json, frames
 from escrowmq.wire.actions import brokers
@@ -49,6 +51,8 @@ HURRIED_SECONDS = 0.02
 """Retry interval while a request waits for room."""
 FRAME_SECONDS = 60.0
 NO_DESCRIPTOR_SECONDS = 0.2
+QUIET_SECONDS = 1.0
+"""Little memory must be in use this long before freed memory is returned to the system."""
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
 READ_AT_ONCE = 64
@@ -102,6 +106,7 @@ class Server:
         self._closing_all = False
         self._ending: float | None = None  # deadline to close all connections
         self._listen_again: float | None = None  # while nothing is accepted
+        self._return_at = 0.0  # when freed memory is returned (monotonic seconds); 0: there is little
         self._last_warning = 0.0
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._past = [0, 0, 0]  # requests, bytes in and out, of closed connections
@@ -436,6 +441,15 @@ class Server:
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
         self._limit_unfinished(now)
+        self._return_memory(now)
+
+    def _return_memory(self, now: float) -> None:
+        """See rule 6."""
+        if self.room.used > self._unfinished // 4:
+            self._return_at = now + QUIET_SECONDS
+        elif self._return_at and now >= self._return_at:
+            self._return_at = 0.0
+            return_freed_memory()
 
     def _limit_unfinished(self, now: float) -> None:
         """See rule 3."""

@@ -213,6 +213,10 @@ class Assembler:
         self._skipped = self.claimed - len(self._rest)
         self._refused, self._rest, self.claimed = False, None, 0
 
+    def discard(self) -> None:
+        """Release the memory of the unfinished frame: its connection is closed."""
+        self._large, self._rest, self._body, self.claimed = None, None, _NOTHING, 0
+
     @property
     def rest(self) -> int:
         """Return the bytes that will certainly follow for the current large frame; 0 if there is none."""
