@@ -677,6 +677,33 @@ async def test_whether_a_login_is_needed_is_asked_of_the_broker(tmp_path: Path, 
             served.start()
 
 
+async def test_a_login_whose_request_is_cancelled_keeps_no_connection(tmp_path: Path) -> None:
+    rights = principals(tmp_path)
+    with guarded(tmp_path, rights, **QUICK) as served:
+        url = f"escrow://127.0.0.1:{served.port}"
+        opening, go_on = threading.Event(), threading.Event()
+
+        def make(token: str) -> Console:
+            opening.set()
+            assert go_on.wait(60)
+            return Console(mq.Bus(links(url, {"token": token})), url, SETTINGS)
+
+        sessions = Sessions(make, SETTINGS, needs_login=True)
+        login = asyncio.create_task(sessions.begin(rights.tokens["reader"], None, "a" * 64))
+        await asyncio.to_thread(opening.wait, 60)
+        login.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await login
+        assert served.server.numbers()["connections"] == 0
+        go_on.set()
+        for is_reached in (lambda: served.server.accepted, lambda: not served.server.numbers()["connections"]):
+            deadline = time.monotonic() + 60
+            while not is_reached():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        sessions.close()
+
+
 def test_in_the_process_of_a_broker_each_page_needs_a_login(tmp_path: Path, visit: Callable[..., Visitor]) -> None:
     rights = principals(tmp_path)
     ready: list[dict[str, Any]] = []

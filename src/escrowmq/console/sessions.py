@@ -222,10 +222,13 @@ class Sessions:
             raise Overloaded(Code.QUEUE_FULL, "too many logins at once", "try again")
         self._logging_in += 1
         began = time.monotonic()
+        opening = asyncio.get_running_loop().run_in_executor(self._logins, self._open_console, token)
+        opening.add_done_callback(self._on_opened)
         try:
-            console = await asyncio.get_running_loop().run_in_executor(self._logins, self._open_console, token)
-        finally:
-            self._logging_in -= 1
+            console = await asyncio.shield(opening)
+        except asyncio.CancelledError:  # of the request, whose thread goes on
+            opening.add_done_callback(self._abandon)
+            raise
         self._unclaimed.discard(console)
         logger.info("%s logged in", console.user)
         key = hashlib.sha256(token.encode()).digest()
@@ -235,6 +238,15 @@ class Sessions:
         entry = self._entries[key] = _Entry(key, console, checked=began)
         console.start()
         return entry
+
+    def _on_opened(self, _: asyncio.Future[Console]) -> None:
+        self._logging_in -= 1
+
+    def _abandon(self, opening: asyncio.Future[Console]) -> None:
+        """Close the console of a login whose request was cancelled."""
+        if not opening.cancelled() and opening.exception() is None:
+            self._unclaimed.discard(opening.result())
+            self._close_later(opening.result())
 
     def _open_console(self, token: str) -> Console:
         console = self._make(token)

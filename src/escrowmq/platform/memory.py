@@ -31,8 +31,9 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory that the C allocator has freed and kept to the system, which takes some milliseconds for each
-    100 MiB. Without effect where the C library is not the GNU one. (Arrow's ``release_unused`` of its system pool does
-    nothing.)"""
+    """Return memory that the C allocator has freed and kept. This takes some milliseconds per 100 MiB.
+
+    It does nothing with another C library than GNU's. Arrow's ``release_unused`` of its system pool does not do it.
+    """
     with suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

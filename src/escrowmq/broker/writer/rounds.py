@@ -278,19 +278,20 @@ def _batch(requests: list[AnyRequest]) -> pa.RecordBatch:
     try:
         if parcels := _parcels(requests):
             return merged_batch(parcels[0].terms.kind, [(parcel.rows, parcel.first_id) for parcel in parcels])
-        return pa.concat_batches(_batch([r]) if isinstance(r, ParcelRequest) else r.command.batch for r in requests)  # type: ignore[attr-defined]  # only what has a batch has a lane
+        each: list[Any] = requests  # only what has a batch has a lane
+        return pa.concat_batches(_batch([r]) if isinstance(r, ParcelRequest) else r.command.batch for r in each)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as problem:
         raise error(Code.BAD_BATCH, f"the rows of a parcel make no batch: {problem!r:.300}") from None
 
 
 def _command(requests: list[AnyRequest]) -> Command:
     """Return one command with the rows of several requests of one lane, or of one parcel."""
-    first: Any = requests[0]
-    batch = _batch(requests)
+    each: list[Any] = requests  # only what has a batch has a lane
+    first, batch = each[0], _batch(requests)
     more: Any = {}
     if first.order != _KIND_ORDER[Exchange.SETTLE]:
-        each = [np.full(r.count, r.session) if isinstance(r, ParcelRequest) else r.command.sessions for r in requests]  # type: ignore[attr-defined]  # only what has a batch has a lane
-        more["sessions"] = np.concatenate(each, dtype=np.int64)
+        sessions = [np.full(r.count, r.session) if isinstance(r, ParcelRequest) else r.command.sessions for r in each]
+        more["sessions"] = np.concatenate(sessions, dtype=np.int64)
     if isinstance(first, ParcelRequest):
         parcel: Command = first.terms.command(batch, **more)
         return parcel
