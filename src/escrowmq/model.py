@@ -264,6 +264,15 @@ FOREVER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a consumer group may receive at most from one broker; None: no limit."""
+
+    rate: float | None = None  # messages per second
+    in_flight: int | None = None  # leased messages
+    in_flight_per_key: int | None = None  # those of one key
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionResult:
     """The result of :meth:`Producer.send_in_transaction`.
 

@@ -196,6 +196,7 @@ class Kind(IntEnum):
     TOPIC_DELETED = 42
     CUT = 43
     FAILED = 44
+    GROUP_LIMITED = 45
 
 
 _STORED = _schema(
@@ -267,6 +268,7 @@ STORED: dict[Kind, pa.Schema] = {
     Kind.TOPIC_DELETED: _schema(name=_UTF8),
     Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
     Kind.FAILED: _FAILED_RANGE,  # why deliveries of RETRIED failed
+    Kind.GROUP_LIMITED: _schema(group=_INT32, limits=_UTF8),  # JSON of model.Limits
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

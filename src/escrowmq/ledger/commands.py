@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Bools, Int64s
-from escrowmq.model import DecidedBy
+from escrowmq.model import DecidedBy, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +334,14 @@ class PauseGroup(Command):
     group: str
     topics: tuple[str, ...] = ()
     paused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LimitGroup(Command):
+    """Replace all limits of a consumer group. Answer: the :class:`Limits` as a dict, and "leased"."""
+
+    group: str
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)

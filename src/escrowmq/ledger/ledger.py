@@ -41,10 +41,11 @@ from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_
 from escrowmq.ledger.transactions.writers import Forgetting, Writers
 from escrowmq.schemas import Kind
 
-FORMAT = 4
+FORMAT = 5
 """Of snapshots. 1 had every session ever opened; 1 and 2 message ids without topics and no rules of producer groups; 1
-to 3 consumer groups numbered as listed, no deleted topics and no retention of topics. A newer one is not read: recovery
-replays the frames instead, or, where they left with retention, rejects the log."""
+to 3 consumer groups numbered as listed, no deleted topics and no retention of topics; 1 to 4 no limits of consumer
+groups. A newer one is not read: recovery replays the frames instead, or, where they left with retention, rejects the
+log. So the newest number is written only if there are limits."""
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
@@ -154,6 +155,7 @@ class Ledger:
         ),
         commands.ResetGroup: lambda self, cmd, _: operating.decide_reset(self.groups, cmd, self.topics),
         commands.PauseGroup: lambda self, cmd, _: operating.decide_pause(self.groups, cmd),
+        commands.LimitGroup: lambda self, cmd, _: operating.decide_limit(self.groups, cmd),
         commands.DeleteGroup: lambda self, cmd, _: operating.decide_delete(self.groups, cmd, self.next_position),
         commands.CreateTopic: lambda self, cmd, _: self.topics.decide_create(cmd, self.rules),
         commands.CommitBatch: lambda self, cmd, _: self.writers.decide_commit(cmd, self.rules),
@@ -301,7 +303,7 @@ class Ledger:
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
         """Return the snapshot as of now. Slow copies of immutable parts are made when it is called, on any thread."""
         scalars = {
-            "format": FORMAT,
+            "format": FORMAT if self.groups.has_limits else FORMAT - 1,
             **{name: getattr(self, name) for name in _POSITIONS},
             "counters": self.counters,
             "rules": dataclasses.asdict(self.rules),
@@ -315,7 +317,7 @@ class Ledger:
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:
         """Return whether this version knows the snapshot's format."""
-        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, 3, FORMAT)
+        return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, 3, 4, FORMAT)
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:

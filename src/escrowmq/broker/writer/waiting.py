@@ -88,6 +88,8 @@ class WaitingReceives:
                         self._release(receive, answer)  # cancelled at this moment
                     ready = None
                     continue
+                if not shard.ledger.groups.has_named_members(group):
+                    ready = False  # the others would get nothing either
             if receive.until_us <= now_us:
                 pairs.append((receive, nothing_leased()))
             else:

@@ -21,8 +21,8 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
-from escrowmq.ledger.groups import members, order, receiving, subscriptions
-from escrowmq.ledger.groups.cursors import Cursor, Lease
+from escrowmq.ledger.groups import limits, members, order, receiving, subscriptions
+from escrowmq.ledger.groups.cursors import PENDING, Cursor, Lease
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
@@ -106,6 +106,10 @@ class Consuming:
         if subscriptions.holds(group.subscription):
             member, deadline_us = members.member_of(group, cmd), NEVER_US
             handing = members.hand_over(plan, group, member, self.topics, attempts)
+        if group.limits is not limits.NO_LIMITS:
+            plan.budget = min(plan.budget, group.room(now_us))
+            if (most := group.limits.in_flight_per_key) is not None:
+                plan.by_key = limits.KeyRoom(most, self._keys_in_flight(group))
         if not plan.full:
             queue_ids = receiving.rotate(known, group.served)
             met = [(group.cursor(queue_id), self.topics.queues[queue_id]) for queue_id in queue_ids]
@@ -222,6 +226,19 @@ class Consuming:
         redelivery, ordered = subscriptions.redelivery(group.subscription, rules), group.subscription.ordered
         return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group), **shared)
 
+    def _keys_in_flight(self, group: Group) -> Int64s:
+        """Return the key of each leased message; those of a lease are read once."""
+        found, keys_of = [_NO_KEYS], self._keys_of(group)
+        for cursor in group.cursors.values():
+            for lease in cursor.leases.values():
+                if lease.keys is None:
+                    lease.keys = np.full(lease.end - lease.start, UNKNOWN)
+                    pending = lease.pending_offsets(lease.start)
+                    lease.keys[pending - lease.start] = keys_of(cursor.queue_id, pending)
+                pending = np.frombuffer(lease.copy_mask(), np.uint8) == PENDING
+                found.append(lease.keys[pending])
+        return np.concatenate(found)
+
     def _keys_of(self, group: Group) -> Callable[[int, Int64s], Int64s]:
         """Return a function that reads the keys of a group's messages at stored offsets of a queue."""
 
@@ -233,6 +250,9 @@ class Consuming:
             return self.keys_of(group.cursor(queue_id).edited.instead(offsets, positions))
 
         return keys
+
+
+_NO_KEYS: Int64s = np.empty(0, np.int64)
 
 
 def _plan_last(plan: receiving.Plan, met: Sequence[tuple[Cursor, QueueIndex]], attempts: int) -> bool:

@@ -332,6 +332,8 @@ class Lease:
     member: int
     deadline_us: int
     mask: bytearray | None = None
+    keys: Int64s | None = field(init=False, default=None)
+    """In a group with a limit per key: of all its offsets, once they were read. Derived, not state."""
     doubt: int = field(init=False)  # the first offset in doubt; ``end``: none is
     pending: int = field(init=False)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.ledger.columns.arrays import Int64s, locate
+from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s, locate
 
 MAX_GAP = 256
 """Neighbours further apart than this are leased apart, so that a lease's mask stays in proportion to its messages."""
@@ -128,12 +128,18 @@ class Retries:
             due = self["due_us"][base : base + _CHUNK] <= now_us
             if not due.any():
                 continue
-            fresh = np.ones(len(offsets), bool)
-            fresh[1:] = (attempts[1:] != attempts[:-1]) | (np.diff(offsets) > MAX_GAP) | (due[1:] != due[:-1])
-            bounds = np.append(np.flatnonzero(fresh), len(offsets))
-            for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-                if due[first]:
-                    yield base + first, base + last
+            for first, last in chosen_runs(offsets, attempts, due):
+                yield base + first, base + last
+
+
+def chosen_runs(offsets: Int64s, attempts: Int32s, chosen: Bools) -> Iterator[tuple[int, int]]:
+    """Yield index ranges of chosen neighbours with equal attempts, lowest offset first."""
+    fresh = np.ones(len(offsets), bool)
+    fresh[1:] = (attempts[1:] != attempts[:-1]) | (np.diff(offsets) > MAX_GAP) | (chosen[1:] != chosen[:-1])
+    bounds = np.append(np.flatnonzero(fresh), len(offsets))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if chosen[first]:
+            yield first, last
 
 
 def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:

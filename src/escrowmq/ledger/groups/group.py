@@ -9,7 +9,9 @@ from typing import Any
 
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
-from escrowmq.ledger.groups.cursors import ACKED, TAKEN, Cursor, Lease
+from escrowmq.ledger.groups.cursors import ACKED, TAKEN, Cursor, Lease, State
+from escrowmq.ledger.groups.limits import NO_LIMITS, Bucket
+from escrowmq.model import Limits
 
 ALL = ""  # of a paused group: all its topics. No topic has this name.
 MAX_ENDED = 4096  # ended leases remembered for repeated acknowledgements
@@ -47,6 +49,8 @@ class Group:
     leases: int = 0  # how many of its leases live
     served: int = -1  # the queue id that was served last
     paused: dict[str, int] = field(default_factory=dict)  # paused topics, and since when; ``ALL``: the whole group
+    limits: Limits = NO_LIMITS
+    bucket: Bucket | None = None  # of a group with a rate
 
     def cursor(self, queue_id: int) -> Cursor:
         """Return the cursor of a queue; a new one, which is not kept, if the group has none."""
@@ -74,6 +78,22 @@ class Group:
     def flowing(self) -> tuple[str, ...]:
         """The topics that are not paused."""
         return tuple(topic for topic in self.subscription.topics if not self.is_paused(topic))
+
+    @property
+    def in_flight(self) -> int:
+        """The number of leased messages."""
+        return sum(cursor.counts[State.LEASED] for cursor in self.cursors.values())
+
+    def room(self, now_us: int) -> int:
+        """Return how many messages of any key a group with limits may lease; not above 0: none now."""
+        most = NEVER_US if self.bucket is None else self.bucket.room(now_us)
+        return most if self.limits.in_flight is None else min(most, self.limits.in_flight - self.in_flight)
+
+    def limit(self, limits: Limits, now_us: int) -> None:
+        """Replace the limits. An unchanged rate continues."""
+        if limits.rate != self.limits.rate:
+            self.bucket = None if limits.rate is None else Bucket(limits.rate, now_us)
+        self.limits = limits
 
     def leases_of(self, member: int) -> list[Lease]:
         """Return the live leases of a member, oldest first."""

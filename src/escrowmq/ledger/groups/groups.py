@@ -9,7 +9,7 @@ Theory of operation:
    order: those that ``order.py`` allows). The lease's id is the log position of its row.
 3. ACKED, RETRIED, DEAD, BURIED and EXTENDED name a lease and change only what is pending in it. So a lease that ended
    has no effect (I27), and an acknowledgement can be repeated.
-4. ``operating.py`` decides operator actions on a whole group (reset, pause, delete), ``consuming.py`` the other
+4. ``operating.py`` decides operator actions on a whole group (reset, pause, limit, delete), ``consuming.py`` the other
    commands. Group numbers are never reused; the name of a deleted group is kept as long as the log may hold its acks.
 """
 
@@ -27,7 +27,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import rows_of
-from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
+from escrowmq.ledger.groups import limits, members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
 from escrowmq.ledger.groups.dead import listing
 from escrowmq.ledger.groups.dead.letters import Edit, block_of
@@ -110,6 +110,10 @@ class Groups:
             else:
                 self.groups[ordinal].paused.pop(topic, None)
 
+    def _apply_limited(self, rows: Rows, at: At) -> None:
+        for ordinal, text in rows:
+            self.groups[ordinal].limit(limits.load(text), at.time_us)
+
     def _apply_deleted(self, rows: Rows, _: At) -> None:
         for position, ordinal in rows:
             group = self.groups.pop(ordinal)
@@ -131,12 +135,16 @@ class Groups:
                 mask = _make_mask(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
             lease = Lease(id, ordinal, cursor, start, end, attempt, member, deadline_us, mask)
             if lease.pending:
-                self._begin(lease)
+                self._begin(lease, at.time_us)
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: Lease, time_us: int) -> None:
         self.leases.add(lease)
-        self.groups[lease.group].leases += 1
+        group = self.groups[lease.group]
+        group.leases += 1
         self.delivered += lease.pending
+        if group.bucket is not None:
+            group.bucket.take(lease.pending, time_us)
+            self._wake_at((group.bucket.ready_us,), time_us)
 
     def _take(self, id: int, start: int, count: int, to: int, state: State) -> tuple[Lease, Int64s | None] | None:
         """Set the pending messages of a lease in a range to ``state``. Returns the lease and their offsets (None: the
@@ -184,7 +192,7 @@ class Groups:
                 lease.doubt = end
                 self._on_change(lease)
 
-    def _apply_handed(self, rows: Rows, _: At) -> None:
+    def _apply_handed(self, rows: Rows, at: At) -> None:
         for id, old_id, start, count, attempt in rows:
             old, end = self.leases.live[old_id], start + count
             part = np.frombuffer(old.copy_mask(), np.uint8)[start - old.start : end - old.start]
@@ -193,7 +201,7 @@ class Groups:
             lease = Lease(id, old.group, old.cursor, start, end, attempt, old.member, NEVER_US, mask)
             old.take(start, end, TAKEN)
             self._on_change(old)
-            self._begin(lease)
+            self._begin(lease, at.time_us)
 
     def _apply_fenced(self, rows: Rows, _: At) -> None:
         for epoch, ordinal, id in rows:
@@ -208,10 +216,18 @@ class Groups:
     def _apply_retried(self, rows: Rows, at: At) -> None:
         for cursor, parts in self._take_all(rows, State.RETRYING).items():
             again = [(len(offsets), *self._plan_retry(lease, due_us, at)) for lease, offsets, due_us in parts]
+            self._give_back(parts, at.time_us)
             sizes, attempts, dues = zip(*again, strict=True)
             offsets = np.concatenate([offsets for _, offsets, _ in parts])
             cursor.retries.put(offsets, attempt=np.repeat(attempts, sizes), due_us=np.repeat(dues, sizes))
             self._wake_at(set(dues), at.time_us)
+
+    def _give_back(self, parts: Iterable[tuple[Lease, Int64s, int]], time_us: int) -> None:
+        """Remove messages that no consumer received from what counts for the rate of their group."""
+        for lease, offsets, due_us in parts:
+            if due_us == UNSEEN and (bucket := self.groups[lease.group].bucket) is not None:
+                bucket.give_back(len(offsets))
+                self._wake_at((bucket.ready_us,), time_us)
 
     def _plan_retry(self, lease: Lease, due_us: int, at: At) -> tuple[int, int]:
         """Return the next attempt of messages of a lease, and when it is due."""
@@ -309,6 +325,7 @@ class Groups:
         Kind.ALTERED: _apply_altered,
         Kind.GROUP_RESET: _apply_reset,
         Kind.GROUP_PAUSED: _apply_paused,
+        Kind.GROUP_LIMITED: _apply_limited,
         Kind.GROUP_DELETED: _apply_deleted,
         Kind.JOINED: _apply_joined,
         Kind.KEPT: _apply_kept,
@@ -331,6 +348,8 @@ class Groups:
             return True
         if any(members.in_doubt(found, member, topics) for member in found.members.values()):
             return True
+        if found.limits is not limits.NO_LIMITS and found.room(now_us) <= 0:
+            return False
         ordered = found.subscription.ordered
         for queue_id in subscriptions.queue_ids(found.flowing, topics):
             cursor, end = found.cursors.get(queue_id), topics.queues[queue_id].end
@@ -343,6 +362,15 @@ class Groups:
             if ready:
                 return True
         return False
+
+    def has_named_members(self, group: str) -> bool:
+        """Return whether it may matter which member receives."""
+        return (found := self.by_name.get(group)) is not None and bool(found.members)
+
+    @property
+    def has_limits(self) -> bool:
+        """Return whether any group has limits."""
+        return any(group.limits != limits.NO_LIMITS for group in self.groups.values())
 
     @property
     def wake_us(self) -> int:
@@ -410,6 +438,8 @@ class Groups:
         for group in self.groups.values():
             for cursor in group.cursors.values():
                 self._wake_at(set(cursor.retries["due_us"].tolist()), 0)
+            if group.bucket is not None:
+                self._wake_at((group.bucket.ready_us,), 0)
 
 
 def _deliver_first(cursor: Cursor, start: int, end: int, group: Group, topics: Topics) -> bytearray | None:

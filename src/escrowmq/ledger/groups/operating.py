@@ -1,4 +1,5 @@
-"""Decides operator actions on a whole consumer group: set where it continues, pause it, delete it. Changes no state.
+"""Decides operator actions on a whole consumer group: set where it continues, pause, limit or delete it. Changes no
+state.
 
 Rules of a reset:
 
@@ -16,12 +17,13 @@ counted.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from escrowmq.errors import Code, error
-from escrowmq.ledger.commands import DeleteGroup, PauseGroup, ResetGroup
+from escrowmq.ledger.commands import DeleteGroup, LimitGroup, PauseGroup, ResetGroup
 from escrowmq.ledger.events import Decision, event_of, event_of_rows
-from escrowmq.ledger.groups import subscriptions
+from escrowmq.ledger.groups import limits, subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
 from escrowmq.ledger.groups.group import ALL, Group
 from escrowmq.ledger.groups.groups import Groups
@@ -133,9 +135,17 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
     named = dict.fromkeys(cmd.topics or ((ALL,) if cmd.paused else group.paused))
     rows = [(group.ordinal, topic, cmd.paused) for topic in named if (topic in group.paused) != cmd.paused]
     paused = {*group.paused, *named} if cmd.paused else set(group.paused) - set(named)
-    leased = sum(cursor.counts[State.LEASED] for cursor in group.cursors.values())
-    answer = {"all": ALL in paused, "topics": sorted(paused - {ALL}), "leased": leased}
+    answer = {"all": ALL in paused, "topics": sorted(paused - {ALL}), "leased": group.in_flight}
     return Decision((event_of_rows(Kind.GROUP_PAUSED, rows),) if rows else (), answer)
+
+
+def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
+    """Replace the limits of a group (see ``limits.py``). UNKNOWN_GROUP, BAD_REQUEST."""
+    group = groups.group(cmd.group)
+    limits.check(cmd.limits)
+    event = event_of(Kind.GROUP_LIMITED, [group.ordinal], [limits.dump(cmd.limits)])
+    answer = {**dataclasses.asdict(cmd.limits), "leased": group.in_flight}
+    return Decision(() if cmd.limits == group.limits else (event,), answer)
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:

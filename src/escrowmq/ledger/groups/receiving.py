@@ -9,6 +9,8 @@ Rules:
 3. Redeliveries after a reset (``cursors.Again``) are leased apart from first deliveries: a lease has one attempt.
 4. In an ordered group a queue has one lease at a time, and while it has retries only they are leased: no message
    overtakes a failed one of its key (``order.py``).
+5. A limit per key (``limits.py``) excludes messages of keys that have no room. All of what such a group receives
+   passes through its retries, or, in order, a lease ends before the first of them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from escrowmq.ledger.commands import Leased, nothing_leased
 from escrowmq.ledger.events import Event, event_of_rows
 from escrowmq.ledger.groups import order
 from escrowmq.ledger.groups.cursors import Cursor
+from escrowmq.ledger.groups.failed import chosen_runs
+from escrowmq.ledger.groups.limits import KeyRoom
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
@@ -47,6 +51,7 @@ class Plan:
     keys_of: Callable[[int, Int64s], Int64s]
     budget: int  # messages that may still be added
     room: int  # leases that may still be added
+    by_key: KeyRoom | None = None  # of a group with a limit per key
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Of the LEASED event: queue id, start, count, attempt."""
     held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
@@ -90,10 +95,12 @@ class Plan:
             if len(cursor.retries) and not self.full:
                 if self.ordered:
                     self.add_in_order(cursor, queue)
-                else:
+                elif self.by_key is None:
                     self._add_retries(cursor, queue)
         for cursor, queue in met:
-            if not (self.ordered and (cursor.leases or len(cursor.retries))):
+            if self.by_key is not None and not self.ordered:
+                self._add_by_key(cursor, queue, self.by_key)
+            elif not (self.ordered and (cursor.leases or len(cursor.retries))):
                 self._add_fresh(cursor, queue)
 
     def _add_retries(self, cursor: Cursor, queue: QueueIndex) -> None:
@@ -107,10 +114,39 @@ class Plan:
     def add_last(self, cursor: Cursor, queue: QueueIndex, attempts: int) -> bool:
         """Lease the first message that is due for its last attempt. Returns whether there is one."""
         retries = cursor.retries
-        due = np.flatnonzero((retries["due_us"] <= self.now_us) & (retries["attempt"] >= attempts))[:1]
-        for row in due.tolist():
+        due = np.flatnonzero((retries["due_us"] <= self.now_us) & (retries["attempt"] >= attempts))
+        if self.by_key is not None:
+            due = due[: order.TAKE_UP]
+            due = due[self.by_key.select(self.keys_of(cursor.queue_id, retries.offsets[due]))]
+        for row in due[:1].tolist():
             self._add_chosen(cursor, queue, int(retries["attempt"][row]), retries.offsets[row : row + 1])
         return len(due) > 0
+
+    def _add_by_key(self, cursor: Cursor, queue: QueueIndex, by_key: KeyRoom) -> None:
+        """Lease messages whose keys have room: due retries, and what follows them in the queue, once it is taken up."""
+        if self.full:
+            return
+        rows = order.read_waiting(cursor)
+        due = np.flatnonzero(rows.due_us <= self.now_us)[: order.MAX_BEHIND]
+        unread = due[rows.keys[due] == order.UNKNOWN][: order.TAKE_UP]
+        if len(unread):
+            keys = self.keys_of(cursor.queue_id, rows.offsets[unread])
+            self.keyed.append((self.group, cursor.queue_id, rows.offsets[unread], keys))
+            rows = rows._replace(keys=rows.keys.copy())
+            rows.keys[unread] = keys
+            due = due[(rows.keys[due] != order.UNKNOWN) | (due <= unread[-1])]
+        chosen = due[by_key.select(rows.keys[due])]
+        if len(chosen) < self.budget and cursor.next < queue.end and len(due) < order.MAX_BEHIND:
+            known = len(rows.offsets)
+            rows = self._take_up(cursor, queue, rows)
+            due = np.append(due, np.arange(known, len(rows.offsets)))
+            chosen = due[by_key.select(rows.keys[due])]
+        marked = np.zeros(len(rows.offsets), bool)
+        marked[chosen[: self.budget]] = True
+        for first, last in chosen_runs(rows.offsets, rows.attempts, marked):
+            if self.room > 0:
+                self._add_chosen(cursor, queue, int(rows.attempts[first]), rows.offsets[first:last])
+                by_key.take(rows.keys[first:last])
 
     def add_in_order(self, cursor: Cursor, queue: QueueIndex) -> None:
         """In order: lease the free retries of a queue, after taking up what follows if there is room."""
@@ -119,20 +155,37 @@ class Plan:
             return
         rows = order.read_waiting(cursor)
         if order.may_take_up(cursor, queue.end) and order.count_fresh(rows, now_us) < self.budget:
-            start = cursor.next
-            end, chosen = _search(queue, start, queue.end, self.tags, order.TAKE_UP)
-            if not len(chosen):
-                self._add(cursor, queue, start, end, 1, _NONE)
-            else:
-                keys = self.keys_of(cursor.queue_id, chosen)
-                # A message with an unreadable key waits until it is alone.
-                known = int(np.append(keys == order.UNKNOWN, True).argmax())
-                chosen, keys = chosen[:known], keys[:known]
-                self.keyed.append((self.group, cursor.queue_id, chosen, keys))
-                rows = order.with_taken(rows, chosen, cursor.again.attempts(chosen, self.repeated), keys, now_us)
+            rows = self._take_up(cursor, queue, rows)
         if (attempt := order.next_attempt(rows, now_us)) is not None:
-            offsets = rows.offsets[order.deliverable(rows, attempt, now_us)][: self.budget]
-            self._add_chosen(cursor, queue, attempt, offsets[offsets < offsets[0] + SPAN])
+            free = np.flatnonzero(order.deliverable(rows, attempt, now_us))[: self.budget]
+            free = free[: self._count_with_room(rows.keys[free])]
+            offsets = rows.offsets[free]
+            if len(offsets):
+                self._add_chosen(cursor, queue, attempt, offsets[offsets < offsets[0] + SPAN])
+
+    def _take_up(self, cursor: Cursor, queue: QueueIndex, rows: order.Waiting) -> order.Waiting:
+        """Take up the next messages of a queue, or pass over those that the tags exclude. Returns ``rows`` with them. A
+        message with an unreadable key is not taken up, nor what follows it: it is leased as the next of its queue."""
+        start = cursor.next
+        end, chosen = _search(queue, start, queue.end, self.tags, order.TAKE_UP)
+        if not len(chosen):
+            self._add(cursor, queue, start, end, 1, _NONE)
+            return rows
+        keys = self.keys_of(cursor.queue_id, chosen)
+        known = int(np.append(keys == order.UNKNOWN, True).argmax())
+        if not known and not self.ordered and self._count_with_room(keys[:1]):
+            attempt = int(cursor.again.attempts(chosen[:1], self.repeated)[0])
+            self._add(cursor, queue, start, int(chosen[0]) + 1, attempt, chosen[:1])
+        chosen, keys = chosen[:known], keys[:known]
+        self.keyed.append((self.group, cursor.queue_id, chosen, keys))
+        return order.with_taken(rows, chosen, cursor.again.attempts(chosen, self.repeated), keys, self.now_us)
+
+    def _count_with_room(self, keys: Int64s) -> int:
+        """In order: return how many of the messages with these keys a lease may hold, and count them."""
+        count = len(keys) if self.by_key is None else self.by_key.count_first(keys)
+        if self.by_key is not None:
+            self.by_key.take(keys[:count])
+        return count
 
     def _add_fresh(self, cursor: Cursor, queue: QueueIndex) -> None:
         """Lease the next range that was never delivered, or (as attempt ``repeated``) not since a reset."""
@@ -146,6 +199,12 @@ class Plan:
                 self._add(cursor, queue, start, first, attempt, _NONE)
             if first < end:
                 until, chosen = _search(queue, first, end, tags, self.budget)
+                if self.by_key is not None:
+                    chosen = chosen[: order.TAKE_UP]
+                    chosen = chosen[: self._count_with_room(self.keys_of(cursor.queue_id, chosen))]
+                    if not len(chosen):
+                        return
+                    until = int(chosen[-1]) + 1
                 self._add(cursor, queue, first, until, attempt, chosen)
                 if until < end and tags is not None:
                     return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
         "paused": ALL in group.paused,
         "paused_topics": sorted(set(group.paused) - {ALL}),
         "paused_us": min(group.paused.values(), default=None),
+        "limits": dataclasses.asdict(group.limits),
         "queues": queues,
     }
 

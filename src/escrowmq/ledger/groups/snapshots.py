@@ -10,18 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import empty_table, int64s, table_of
-from escrowmq.ledger.groups import subscriptions
+from escrowmq.ledger.groups import limits, subscriptions
 from escrowmq.ledger.groups.cursors import Again, Cursor, Lease
 from escrowmq.ledger.groups.dead.letters import Block, Edit
 from escrowmq.ledger.groups.group import Group, Leases, Member
+from escrowmq.ledger.groups.limits import NO_LIMITS
 from escrowmq.ledger.groups.order import UNKNOWN
 
 _NAME, _GROUP = ("name", pa.utf8()), ("group", pa.int32())
 _LIST = pa.schema([_NAME, ("subscription", pa.utf8()), ("turn", pa.int64()), _GROUP, ("paused", pa.utf8())])
+_LIMITED = pa.schema([_GROUP, ("limits", pa.utf8()), *int64s("since_us", "spent")])  # groups with limits only
 _TOTALS = pa.schema(int64s("next_group", "delivered", "acked"))  # older ones: in each row of the list
 _DELETED = pa.schema([_GROUP, _NAME, ("position", pa.int64())])
-# Absent in older snapshots: group, paused, totals, deleted, again, edited, members, the keys of retries (-1: unknown),
-# the doubt of leases. Causes were texts alone.
+# Absent in older snapshots: group, paused, limited, totals, deleted, again, edited, members, the keys of retries
+# (-1: unknown), the doubt of leases. Causes were texts alone.
 _CAUSE = ("cause", pa.dictionary(pa.int32(), pa.utf8()))
 
 _PLACE = [_GROUP, ("queue_id", pa.int32())]
@@ -66,6 +68,7 @@ def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
     blocks = [(g, c.queue_id, block) for g, c in cursors for block in c.dead.blocks]
     tables = {
         "groups_list": table_of(_LIST, listed),
+        "groups_limited": table_of(_LIMITED, [_limits_row(g) for g in groups if g.limits != NO_LIMITS]),
         "groups_totals": table_of(_TOTALS, [(state.next_ordinal, state.delivered, state.acked)]),
         "groups_deleted": table_of(_DELETED, [(number, *known) for number, known in state.deleted.items()]),
         "groups_cursors": table_of(_CURSORS, [(g, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
@@ -86,6 +89,11 @@ def _stack_dead(blocks: list[tuple[int, int, Block]]) -> pa.Table:
     # Block by block, so that no other thread waits for the texts of all; a text that many rows have is stored once.
     causes = pa.chunked_array([pa.array(block.causes, pa.utf8()) for _, _, block in blocks], pa.utf8())
     return table.append_column(_DEAD.field("cause"), causes.dictionary_encode()).combine_chunks()
+
+
+def _limits_row(g: Group) -> tuple[Any, ...]:
+    spent = (0, 0) if g.bucket is None else (g.bucket.since_us, g.bucket.spent)
+    return (g.ordinal, limits.dump(g.limits), *spent)
 
 
 def _lease_row(x: Lease) -> tuple[Any, ...]:
@@ -117,6 +125,10 @@ def load(state: State, tables: dict[str, pa.Table]) -> None:
         totals = [total, *totals]  # of older snapshots
     if totals:
         state.next_ordinal, state.delivered, state.acked = (totals[-1][name] for name in _TOTALS.names)
+    for row in _rows(tables, "limited"):
+        groups[row["group"]].limit(limits.load(row["limits"]), row["since_us"])
+        if (bucket := groups[row["group"]].bucket) is not None:
+            bucket.spent = row["spent"]
     state.deleted = {row["group"]: (row["name"], row["position"]) for row in _rows(tables, "deleted")}
     keyed = tables["groups_retries"]
     if "key" not in keyed.column_names:

@@ -1,0 +1,117 @@
+"""Limits of a consumer group: messages per second, messages in flight, and messages in flight of each key.
+
+Rules:
+
+1. They apply to new leases. What a named member holds in doubt is in flight already: it is handed over in any case, and
+   counts for the rate.
+2. The rate is a token bucket (:class:`Bucket`). A message that no consumer received (UNSEEN) does not count.
+3. Messages without a key have no limit per key. Those with an unreadable key count as one key.
+4. Under a limit per key, messages that have to wait are taken up into the retries with their keys, as in ``order.py``,
+   so that other keys pass them. An ordered group takes up nothing for that: its lease ends before such a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+
+from escrowmq.errors import Code, error
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.groups.order import numbers
+from escrowmq.message.hashes import hash_key
+from escrowmq.model import Limits
+
+NO_LIMITS = Limits()
+MOST_RATE = 1e9  # messages per second
+MOST = (1 << 31) - 1  # messages in flight
+BURST_SECONDS = 0.25  # of messages that a group gets at once after a rest: 2.5 % of what it gets in 10 s
+LEAST_SECONDS = 0.02  # of messages that a lease waits for, so that a fast group does not get them one by one
+NO_KEY = int(numbers(np.array([hash_key("")], np.uint64))[0])
+
+
+def check(limits: Limits) -> None:
+    """Validate limits. BAD_REQUEST."""
+    rate, counts = limits.rate, (limits.in_flight, limits.in_flight_per_key)
+    if rate is not None and not (math.isfinite(rate) and 0 < rate <= MOST_RATE):
+        raise error(Code.BAD_REQUEST, f"a rate of {rate} messages per second", "above 0; to stop a group, pause it")
+    if any(count is not None and not 1 <= count <= MOST for count in counts):
+        raise error(Code.BAD_REQUEST, "at least one message is in flight", "to stop a group, pause it")
+
+
+def dump(limits: Limits) -> str:
+    """Return the limits as JSON; what is not limited is left out."""
+    given = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
+    return json.dumps(given, sort_keys=True, separators=(",", ":"))
+
+
+def load(text: str) -> Limits:
+    """Return the limits from their JSON."""
+    return Limits(**json.loads(text)) if text != "{}" else NO_LIMITS
+
+
+class Bucket:
+    """The messages that a group may lease by its rate: ``burst`` messages after a rest, and ``rate`` per second.
+
+    ``spent`` messages were leased since ``since_us``, when it was full. Two integers, so that no rounding adds up.
+    """
+
+    __slots__ = ("burst", "least", "rate", "since_us", "spent")
+
+    def __init__(self, rate: float, since_us: int, spent: int = 0) -> None:
+        self.rate, self.since_us, self.spent = rate, since_us, spent
+        self.burst = max(int(rate * BURST_SECONDS), 1)
+        self.least = max(int(rate * LEAST_SECONDS), 1)
+
+    @property
+    def ready_us(self) -> int:
+        """The time from which on the next lease may be granted."""
+        return self.since_us + max(math.ceil((self.spent + self.least - self.burst) * 1e6 / self.rate), 0)
+
+    def room(self, now_us: int) -> int:
+        """Return how many messages may be leased."""
+        if now_us < self.ready_us:
+            return 0
+        return min(max(self.burst - self.spent + self._refilled(now_us), self.least), self.burst)
+
+    def take(self, count: int, now_us: int) -> None:
+        """Count leased messages."""
+        if self._refilled(now_us) >= self.spent:
+            self.since_us, self.spent = now_us, 0
+        self.spent += count
+
+    def give_back(self, count: int) -> None:
+        """Undo :meth:`take` of messages that no consumer received."""
+        self.spent = max(self.spent - count, 0)
+
+    def _refilled(self, now_us: int) -> int:
+        return int((now_us - self.since_us) * self.rate / 1e6)
+
+
+class KeyRoom:
+    """How many more messages of each key may be leased: ``most`` less those ``in_flight`` (the key of each message)."""
+
+    __slots__ = ("_in_flight", "_most")
+
+    def __init__(self, most: int, in_flight: Int64s) -> None:
+        self._most, self._in_flight = most, np.sort(in_flight)
+
+    def select(self, keys: Int64s) -> Bools:
+        """Return which messages of these keys, taken in this order, may be leased."""
+        order = np.argsort(keys, kind="stable")
+        rising = keys[order]
+        nth = np.arange(len(keys)) - np.searchsorted(rising, rising)
+        held = np.searchsorted(self._in_flight, rising, "right") - np.searchsorted(self._in_flight, rising)
+        chosen = np.empty(len(keys), bool)
+        chosen[order] = (nth + held < self._most) | (rising == NO_KEY)
+        return chosen
+
+    def count_first(self, keys: Int64s) -> int:
+        """Return how many may be leased before the first that may not."""
+        return int(np.append(~self.select(keys), True).argmax())
+
+    def take(self, keys: Int64s) -> None:
+        """Count messages that will be leased."""
+        self._in_flight = np.sort(np.concatenate([self._in_flight, keys]))
