@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -146,6 +147,7 @@ _STATES: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     groups.RESET.name: _places,
     groups.PAUSE.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
     groups.RESUME.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
+    groups.LIMIT.name: lambda ledger, what: dataclasses.asdict(ledger.groups.group(what["group"]).limits),
     groups.DELETE.name: _group_deletion,
     groups.FENCE.name: lambda ledger, what: [
         one for one in ledger.groups.members(what["group"], ledger.topics) if one.get("instance") == what["instance"]

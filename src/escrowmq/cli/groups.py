@@ -124,7 +124,9 @@ def alter_producers(
 
 @app.command("show")
 def show(brokers: Brokers, name: Name) -> None:
-    """Show a consumer group: its subscription, and its offset in every queue."""
+    """Show a consumer group: its subscription and limits, and its offset in every queue."""
+    from escrowmq.client.altering import limit_words
+
     with brokers.admin() as admin:
         groups: Sequence[Mapping[str, Any]] = admin.groups()
     found = [group for group in groups if group["name"] == name]
@@ -138,6 +140,8 @@ def show(brokers: Brokers, name: Name) -> None:
         if words := _describe_pause(group):
             since = moment(group.get("paused_us"))
             facts["delivery"] = f"paused{'' if words == 'yes' else ' for ' + words} since {since}"
+        if words := limit_words(group):
+            facts["limits"] = words
         print_facts({**facts, "broker": group["broker"]})
         columns: Columns = {
             "queue": lambda queue: f"{queue['topic']}/{queue['queue']}",
@@ -284,6 +288,37 @@ def paused_words(everything: bool, topics: Sequence[str]) -> str:
     if everything:
         return "is paused"
     return f"is paused for {', '.join(topics)}" if topics else "receives messages"
+
+
+@dataclass
+class _Limits:
+    """Limits of a consumer group; the names are those of ``Admin.limit_group``."""
+
+    rate: float | None = Option(None, "--rate", help="Messages per second.")
+    in_flight: int | None = Option(None, "--in-flight", min=1, help="Messages that its consumers hold.")
+    in_flight_per_key: int | None = Option(None, "--per-key", min=1, help="Messages of one key that they hold.")
+
+
+@app.command("limit")
+def limit(
+    operation: Operation, limits: _Limits, name: Name, none: bool = Option(False, "--none", help="Remove all limits.")
+) -> None:
+    """Limit what a consumer group receives. The given limits replace all earlier ones.
+
+    Consumers beyond a limit wait. Of several brokers each enforces an equal share.
+    """
+    from escrowmq.client.altering import limit_words
+
+    given = vars(limits)
+    if none == any(value is not None for value in given.values()):
+        raise error(Code.BAD_ARGUMENT, "which limits? give --rate, --in-flight, --per-key, or only --none")
+    with operation.admin() as admin:
+        found: Sequence[Mapping[str, Any]] = admin.limit_group(name, **given, why=operation.why)
+    if operation.json:
+        return print_json(found)
+    for one in found:
+        words = limit_words({"limits": one}) or "no limits"
+        typer.echo(f"{one['broker']}: {name} has {words}; its consumers hold {one['leased']:,} messages")
 
 
 @app.command("delete")

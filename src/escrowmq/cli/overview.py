@@ -186,7 +186,7 @@ _GROUPS: Columns = {
     **{">leased": "leased", ">retrying": "retrying"},
     ">dead": lambda one: _highlight(one.dead),
     ">receives": "receiving",
-    "": lambda one: Text("paused", "yellow") if one.paused else "",
+    "": lambda one: Text("paused", "yellow") if one.paused else "limited" if one.limited else "",
 }
 _PRODUCERS: Columns = {
     **{"producer group": "group", ">open": "open"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from escrowmq.acts.telling import acting_user
 from escrowmq.client.consuming.options import redelivery_request, start_text, tag_list
@@ -86,6 +86,13 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
     _refuse_others(changes, ProducersChanges)
     request = {**changes, "group": group, "reset": list(changes.get("reset") or ()) or None}
     return cast(producers.Alter, {name: value for name, value in request.items() if value is not None})
+
+
+def limit_words(group: Mapping[str, Any]) -> str:
+    """Describe the ``limits`` of a consumer group; empty if it has none, or the broker is of an older version."""
+    units = {"rate": "messages per second", "in_flight": "in flight", "in_flight_per_key": "in flight per key"}
+    limits = {unit: (group.get("limits") or {}).get(name) for name, unit in units.items()}
+    return ", ".join(f"{limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
 
 
 def signed(request: Request, why: str | None) -> Request:

@@ -41,6 +41,7 @@ class AsyncAdmin:
     reset_group = _make_awaitable(Admin.reset_group)
     pause_group = _make_awaitable(Admin.pause_group)
     resume_group = _make_awaitable(Admin.resume_group)
+    limit_group = _make_awaitable(Admin.limit_group)
     delete_group = _make_awaitable(Admin.delete_group)
     members = _make_awaitable(Admin.members)
     fence = _make_awaitable(Admin.fence)

@@ -60,6 +60,10 @@ class PausedGroup(groups.Paused, AtBroker):
     """The pause of a consumer group at one broker."""
 
 
+class LimitedGroup(groups.Limited, AtBroker):
+    """The limits of a consumer group at one broker."""
+
+
 class DeletedGroup(groups.Deleted, AtBroker):
     """Losses of a consumer group's deletion at one broker."""
 

@@ -175,8 +175,10 @@ def _measure_recent_rate(sources: Sources, topic: str, now_us: int) -> float | N
 def _sum_groups(found: list[Any]) -> Iterator[GroupStands]:
     for (group, topic), rows in _grouped([one for stands in found for one in stands["consumers"]], "group", "topic"):
         sums = {name: sum(one[name] for one in rows) for name in ("lag", "leased", "retrying", "dead", "receiving")}
-        lag_seconds, paused = max(one["lag_seconds"] for one in rows), any(one.get("paused") for one in rows)
-        yield GroupStands(group=group, topic=topic, **sums, lag_seconds=lag_seconds, paused=paused)
+        flags = {name: any(one.get(name) for one in rows) for name in ("paused", "limited")}
+        yield GroupStands(
+            group=group, topic=topic, **sums, lag_seconds=max(one["lag_seconds"] for one in rows), **flags
+        )
 
 
 def _sum_producers(found: list[Any]) -> Iterator[ProducersStand]:

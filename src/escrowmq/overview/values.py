@@ -168,6 +168,8 @@ class GroupStands(AsJson):
     receiving: int
     """Pending requests for messages."""
     paused: bool
+    limited: bool
+    """An operator has set limits of the group."""
 
 
 @dataclass(frozen=True, slots=True)

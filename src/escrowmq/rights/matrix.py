@@ -136,6 +136,7 @@ ACTIONS: dict[str, Needs] = {
     groups.RESET.name: _named(Access.ACT, "group"),
     groups.PAUSE.name: _named(Access.ACT, "group"),
     groups.RESUME.name: _named(Access.ACT, "group"),
+    groups.LIMIT.name: _named(Access.ACT, "group"),
     groups.DELETE.name: _admin,
     groups.JOIN.name: _named(Access.CONSUME, "group"),
     groups.MEMBERS.name: _view,

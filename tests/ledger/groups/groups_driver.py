@@ -14,6 +14,7 @@ from escrowmq.ledger.commands import (
     Fence,
     Join,
     Leased,
+    LimitGroup,
     PauseGroup,
     Receive,
     ResetGroup,
@@ -29,7 +30,7 @@ from escrowmq.ledger.groups.consuming import Consuming
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.ledger.groups.order import UNKNOWN
 from escrowmq.ledger.queues.queues import Place, QueueIndex
-from escrowmq.model import Act
+from escrowmq.model import Act, Limits
 from escrowmq.schemas import SETTLING, STORED
 
 
@@ -132,6 +133,9 @@ class Driver:
 
     def resume(self, *topics: str, group: str = "g") -> Any:
         return self.pause(*topics, group=group, paused=False)
+
+    def limit(self, group: str = "g", **limits: Any) -> Any:
+        return self.do(lambda: operating.decide_limit(self.groups, LimitGroup(group, Limits(**limits))))
 
     def delete(self, group: str = "g", *, force: bool = False) -> Any:
         return self.do(lambda: operating.decide_delete(self.groups, DeleteGroup(group, force=force), self.position))

@@ -15,12 +15,14 @@ from escrowmq.ledger.commands import (
     DeleteGroup,
     Fence,
     Join,
+    LimitGroup,
     PauseGroup,
     ResetGroup,
     Subscribe,
     Subscription,
 )
 from escrowmq.ledger.groups.reports import described
+from escrowmq.model import Limits
 from escrowmq.platform.times import to_us
 from escrowmq.wire.actions import groups
 
@@ -127,6 +129,15 @@ def _make_pause(paused: bool) -> Callable[[groups.Pause], PauseGroup]:
 
 does(groups.PAUSE, _make_pause(True))
 does(groups.RESUME, _make_pause(False))
+
+
+def _limits(request: groups.Limit) -> LimitGroup:
+    rate = float(request["rate"]) if "rate" in request else None
+    limits = Limits(rate, request.get("in_flight"), request.get("in_flight_per_key"))
+    return LimitGroup(request["group"], limits)
+
+
+does(groups.LIMIT, _limits)
 
 
 @answers(groups.DELETE)

@@ -12,6 +12,7 @@ from escrowmq.wire.actions import standing as actions
 from escrowmq.wire.actions.action import Nothing
 
 _WHOLE = frozenset({"lag_seconds", "oldest_seconds"})
+_FLAGS = frozenset({"paused", "limited"})
 
 
 @answers(actions.ALL)
@@ -28,8 +29,8 @@ def _all(engine: Readable, _: Nothing) -> actions.Standings:
 
 def _row(one: Any) -> dict[str, Any]:
     """Labels and numbers; counts are whole ones."""
-    row = {**one.labels, **{n: v if n in _WHOLE else int(v) for n, v in one.numbers.items()}}
-    return row | {"paused": bool(row["paused"])} if "paused" in row else row
+    numbers = {n: v if n in _WHOLE else bool(v) if n in _FLAGS else int(v) for n, v in one.numbers.items()}
+    return {**one.labels, **numbers}
 
 
 @answers(actions.OF_MESSAGE)

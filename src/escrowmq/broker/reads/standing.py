@@ -9,6 +9,7 @@ import numpy as np
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
 from escrowmq.ledger.groups.cursors import State
 from escrowmq.ledger.groups.group import Group
+from escrowmq.ledger.groups.limits import NO_LIMITS
 from escrowmq.ledger.groups.subscriptions import queue_ids
 from escrowmq.ledger.listings import producers_list, topics_list
 
@@ -65,6 +66,7 @@ def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
         leased, retrying = cursor.counts[State.LEASED], cursor.counts[State.RETRYING]
         counts = (waiting + leased + retrying, leased, retrying, cursor.counts[State.DEAD], 0.0)
         one.numbers["paused"] = float(group.is_paused(name))
+        one.numbers["limited"] = float(group.limits != NO_LIMITS)
         for number, count in zip(_COUNTED, counts, strict=True):
             one.numbers[number] += count
         unfinished = [max(cursor.next, queue.head)] if waiting else []

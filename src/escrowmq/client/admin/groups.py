@@ -9,7 +9,7 @@ from typing import Unpack, cast
 from escrowmq.client.admin.asking import Asking, given
 from escrowmq.client.altering import GroupChanges, group_request, signed
 from escrowmq.client.consuming.options import start_text
-from escrowmq.client.entries import AlteredGroup, DeletedGroup, Group, Member, MovedGroup, PausedGroup
+from escrowmq.client.entries import AlteredGroup, DeletedGroup, Group, LimitedGroup, Member, MovedGroup, PausedGroup
 from escrowmq.client.links.answers import Count, Listing, away
 from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.wire.actions import groups
@@ -112,6 +112,38 @@ class GroupsAdmin(Asking):
         """
         return self._rows(groups.RESUME(signed(_pause(group, topics), why)), None, Code.UNKNOWN_GROUP)
 
+    def limit_group(
+        self,
+        group: str,
+        *,
+        rate: float | None = None,
+        in_flight: int | None = None,
+        in_flight_per_key: int | None = None,
+        why: str | None = None,
+    ) -> Listing[LimitedGroup]:
+        """Limit what a consumer group receives: ``rate`` messages per second, ``in_flight`` leased messages, and of
+        each key ``in_flight_per_key``. Returns its limits. What is not given has no limit afterwards.
+
+        Receives that a limit holds back wait, as without messages. Of several brokers each enforces an equal share of
+        ``rate`` and ``in_flight``; the messages of a key are at one broker. Raises UNKNOWN_GROUP, BAD_REQUEST.
+        """
+        size = len(self._router.links)
+        if in_flight is not None and 0 < in_flight < size:
+            hint = f"each of the {size} brokers enforces a share of at least one message"
+            raise Misuse(Code.BAD_ARGUMENT, f"{in_flight} messages in flight at {size} brokers", hint)
+        self._make_everywhere(group, why)
+
+        def act(number: int) -> groups.Limited:
+            shares = {
+                "rate": None if rate is None else rate / size,
+                "in_flight": None if in_flight is None else (in_flight + number) // size,
+            }
+            request = given(groups.Limit, group=group, in_flight_per_key=in_flight_per_key, **shares)
+            return self._ask(number, groups.LIMIT(signed(request, why)))
+
+        found, missing = self._act_each(act, Code.UNKNOWN_GROUP)
+        return Listing(({**limits, **at} for at, limits in found), missing)
+
     def delete_group(self, group: str, *, force: bool = False, why: str | None = None) -> Listing[DeletedGroup]:
         """Delete a consumer group at every broker, with its places, retries and dead letters. Returns what is lost.
         Afterwards the same name is a new group.
@@ -179,6 +211,8 @@ class GroupsAdmin(Asking):
         paused = have.get("paused_topics", [])
         for topics in ([None] if have.get("paused") else []) + ([paused] if paused else []):
             self._ask(number, groups.PAUSE(signed(_pause(name, topics), why)))
+        if limits := {limit: value for limit, value in (have.get("limits") or {}).items() if value is not None}:
+            self._ask(number, groups.LIMIT(signed(given(groups.Limit, group=name, **limits), why)))
 
     def members(self, group: str) -> Listing[Member]:
         """Return the members of a consumer group and the messages that they hold. Raises UNKNOWN_GROUP."""

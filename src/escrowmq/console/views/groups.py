@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from escrowmq.client.altering import limit_words
 from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.console.views import narrowing
@@ -51,6 +52,7 @@ def group(console: Console, params: Params) -> Page:
         "left_out": max(len(queues) - MOST_QUEUES, 0),
         "totals": {count: sum(int(queue[count]) for queue in queues) for count in COUNTS},
         "paused": any(row.get("paused") or row.get("paused_topics") for row in found),
+        "limits": [{"broker": row["broker"], "words": limit_words(row)} for row in found],
         "members": admin.members(name),
         "missing": listed.missing,
     }

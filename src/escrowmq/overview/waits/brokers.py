@@ -136,7 +136,7 @@ def _make_lag_cause(one: Mapping[str, Any], broker: str, now_us: int) -> Cause:
         why = f"{many(retrying, 'message')} failed and {'is' if retrying == 1 else 'are'} delivered again"
     else:
         counts = f"{many(leased, 'message')} leased, {waiting:,} waiting, {retrying:,} to deliver again"
-        why = f"its consumers are behind: {counts}"
+        why = f"its consumers are behind{', and the group has limits' if one.get('limited') else ''}: {counts}"
     seconds = one["lag_seconds"]
     age = duration(float(int(seconds)) if seconds >= 1 else seconds)
     text = f"Consumer group {name} lags {many(lag, 'message')} and {age} behind in {one['topic']}: {why}."

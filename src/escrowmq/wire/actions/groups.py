@@ -8,6 +8,7 @@ from escrowmq.wire.actions.action import Action, Nothing, OfGroup, Signed
 from escrowmq.wire.actions.topics import NumberedQueue
 from escrowmq.wire.values import (
     LARGEST_NUMBER,
+    MAX_QUEUE,
     Bounds,
     ConsumerGroup,
     End,
@@ -139,6 +140,28 @@ class Paused(TypedDict):
     leased: Annotated[int, "messages held by members, which can still be settled"]
 
 
+class Limit(OfGroup, Signed):
+    """All limits of a group at this broker; what is not given has none."""
+
+    rate: NotRequired[Annotated[float, "messages per second, above 0"]]
+    in_flight: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages"]]
+    in_flight_per_key: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages of one key"]]
+
+
+class Limits(TypedDict):
+    """Limits of a group at one broker; null: none."""
+
+    rate: Annotated[float | None, "messages per second"]
+    in_flight: Annotated[int | None, "leased messages"]
+    in_flight_per_key: Annotated[int | None, "leased messages of one key"]
+
+
+class Limited(Limits):
+    """The limits after the call."""
+
+    leased: Annotated[int, "messages held by members, perhaps more than the new limits"]
+
+
 class Delete(OfGroup, Signed):
     """The group to delete."""
 
@@ -249,6 +272,7 @@ class Group(Subscription):
     paused: NotRequired[Annotated[bool, "nothing is delivered"]]
     paused_topics: NotRequired[Annotated[list[str], "nothing of these is delivered"]]
     paused_us: NotRequired[Annotated[TimeUs | None, "start of the pause; null: nothing is paused"]]
+    limits: NotRequired[Limits]
     queues: list[GroupQueue]
 
 
@@ -263,6 +287,7 @@ ALTER = Action("groups.alter", Alter, Subscription, "Change the subscription of 
 RESET = Action("groups.reset", Reset, Moves, "Set the position of a consumer group.")
 PAUSE = Action("groups.pause", Pause, Paused, "Stop deliveries to a consumer group.")
 RESUME = Action("groups.resume", Pause, Paused, "Resume deliveries to a consumer group.")
+LIMIT = Action("groups.limit", Limit, Limited, "Limit what a consumer group receives.")
 DELETE = Action("groups.delete", Delete, Deleted, "Delete a consumer group with its state.")
 JOIN = Action("groups.join", Join, Joined, "Become a named member of a consumer group with `in_doubt` `hold`.")
 MEMBERS = Action(

@@ -43,6 +43,7 @@ class ConsumersStand(TypedDict):
     lag_seconds: Annotated[float, "age of the oldest incomplete one"]
     receiving: Annotated[int, "waiting receives of the group, in any topic"]
     paused: NotRequired[Annotated[bool, "nothing of the topic is delivered to the group"]]
+    limited: NotRequired[Annotated[bool, "the group has limits"]]
 
 
 class ProducersStand(TypedDict):
