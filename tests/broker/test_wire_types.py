@@ -230,6 +230,9 @@ def operate(admin, link) -> None:
     admin.pause_group("leased")
     assert [one["paused_topics"] for one in admin.groups() if one["paused"]] == [["t"]]
     admin.resume_group("leased", why="so")
+    admin.limit_group("leased", rate=0.5, in_flight=7, in_flight_per_key=3, why="so")
+    assert next(group for group in admin.groups() if group["name"] == "leased")["limits"]["in_flight"] == 7
+    admin.limit_group("leased")
     admin.delete_group("leased", force=True, why="so")
     link.action("groups.subscribe", {"group": "leased", "topics": ["t"]}, 5)
 
@@ -282,7 +285,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 47
+    assert len(ACTIONS) == 48
 
 
 def test_every_handler_has_the_types_of_its_action():

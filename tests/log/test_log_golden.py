@@ -88,7 +88,16 @@ TOPICS = {
 """Those of topics, "v1-topics"."""
 FAILURES = {Kind.FAILED: {"lease": 9, "start": 0, "count": 1, "cause": "naïve"}}
 """Why attempts failed, "v1-failed"."""
-LATER = {"v1-failed": FAILURES, "v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS, "v1-edited": EDITED}
+LIMITED = {Kind.GROUP_LIMITED: {"group": 1, "limits": '{"in_flight":50,"rate":100.0}'}}
+"""Limits of a consumer group, "v1-limited"."""
+LATER = {
+    "v1-limited": LIMITED,
+    "v1-failed": FAILURES,
+    "v1-newer": NEWER,
+    "v1-operated": OPERATED,
+    "v1-topics": TOPICS,
+    "v1-edited": EDITED,
+}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

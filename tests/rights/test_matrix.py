@@ -42,6 +42,7 @@ SAMPLES = {
     "groups.reset": ({"group": "g", "start": "earliest"}, ["act g"]),
     "groups.pause": ({"group": "g"}, ["act g"]),
     "groups.resume": ({"group": "g"}, ["act g"]),
+    "groups.limit": ({"group": "g", "rate": 5.0}, ["act g"]),
     "groups.delete": ({"group": "gone"}, ["admin"]),
     "groups.join": ({"group": "g", "instance": "i", "process": 1}, ["consume g"]),
     "groups.members": ({"group": "g"}, ["view"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
 from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.groups import limits
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import deaths, described
 from escrowmq.ledger.ledger import Ledger
@@ -147,7 +147,7 @@ _STATES: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     groups.RESET.name: _places,
     groups.PAUSE.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
     groups.RESUME.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
-    groups.LIMIT.name: lambda ledger, what: dataclasses.asdict(ledger.groups.group(what["group"]).limits),
+    groups.LIMIT.name: lambda ledger, what: limits.given(ledger.groups.group(what["group"]).limits),
     groups.DELETE.name: _group_deletion,
     groups.FENCE.name: lambda ledger, what: [
         one for one in ledger.groups.members(what["group"], ledger.topics) if one.get("instance") == what["instance"]

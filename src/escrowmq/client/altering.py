@@ -91,8 +91,8 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 def limit_words(group: Mapping[str, Any]) -> str:
     """Describe the ``limits`` of a consumer group; empty if it has none, or the broker is of an older version."""
     units = {"rate": "messages per second", "in_flight": "in flight", "in_flight_per_key": "in flight per key"}
-    limits = {unit: (group.get("limits") or {}).get(name) for name, unit in units.items()}
-    return ", ".join(f"{limit:,g} {unit}" for unit, limit in limits.items() if limit is not None)
+    limits = group.get("limits", {})
+    return ", ".join(f"{limits[name]:,} {unit}" for name, unit in units.items() if name in limits)
 
 
 def signed(request: Request, why: str | None) -> Request:

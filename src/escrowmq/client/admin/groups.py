@@ -128,6 +128,8 @@ class GroupsAdmin(Asking):
         ``rate`` and ``in_flight``; the messages of a key are at one broker. Raises UNKNOWN_GROUP, BAD_REQUEST.
         """
         size = len(self._router.links)
+        if wrong := [x for x in (rate, in_flight) if isinstance(x, bool) or not isinstance(x, int | float | None)]:
+            raise Misuse(Code.BAD_ARGUMENT, f"{wrong[0]!r:.100} is no number")
         if in_flight is not None and 0 < in_flight < size:
             hint = f"each of the {size} brokers enforces a share of at least one message"
             raise Misuse(Code.BAD_ARGUMENT, f"{in_flight} messages in flight at {size} brokers", hint)
@@ -211,7 +213,7 @@ class GroupsAdmin(Asking):
         paused = have.get("paused_topics", [])
         for topics in ([None] if have.get("paused") else []) + ([paused] if paused else []):
             self._ask(number, groups.PAUSE(signed(_pause(name, topics), why)))
-        if limits := {limit: value for limit, value in (have.get("limits") or {}).items() if value is not None}:
+        if limits := have.get("limits"):
             self._ask(number, groups.LIMIT(signed(given(groups.Limit, group=name, **limits), why)))
 
     def members(self, group: str) -> Listing[Member]:

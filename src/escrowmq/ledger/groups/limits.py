@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +42,14 @@ def check(limits: Limits) -> None:
         raise error(Code.BAD_REQUEST, "at least one message is in flight", "to stop a group, pause it")
 
 
+def given(limits: Limits) -> dict[str, Any]:
+    """Return the limits by name, without those that are None."""
+    return {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
+
+
 def dump(limits: Limits) -> str:
-    """Return the limits as JSON; what is not limited is left out."""
-    given = {name: value for name, value in dataclasses.asdict(limits).items() if value is not None}
-    return json.dumps(given, sort_keys=True, separators=(",", ":"))
+    """Return the limits as JSON."""
+    return json.dumps(given(limits), sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> Limits:

@@ -17,7 +17,6 @@ counted.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from escrowmq.errors import Code, error
@@ -144,7 +143,7 @@ def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
     group = groups.group(cmd.group)
     limits.check(cmd.limits)
     event = event_of(Kind.GROUP_LIMITED, [group.ordinal], [limits.dump(cmd.limits)])
-    answer = {**dataclasses.asdict(cmd.limits), "leased": group.in_flight}
+    answer = {**limits.given(cmd.limits), "leased": group.in_flight}
     return Decision(() if cmd.limits == group.limits else (event,), answer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Rules, Subscription
-from escrowmq.ledger.groups import subscriptions
+from escrowmq.ledger.groups import limits, subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.dead.listing import Letters
@@ -53,7 +52,7 @@ def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
         "paused": ALL in group.paused,
         "paused_topics": sorted(set(group.paused) - {ALL}),
         "paused_us": min(group.paused.values(), default=None),
-        "limits": dataclasses.asdict(group.limits),
+        "limits": limits.given(group.limits),
         "queues": queues,
     }
 

@@ -140,20 +140,16 @@ class Paused(TypedDict):
     leased: Annotated[int, "messages held by members, which can still be settled"]
 
 
-class Limit(OfGroup, Signed):
-    """All limits of a group at this broker; what is not given has none."""
+class Limits(TypedDict):
+    """Limits of a group at one broker; without a field there is none of its kind."""
 
     rate: NotRequired[Annotated[float, "messages per second, above 0"]]
     in_flight: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages"]]
     in_flight_per_key: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages of one key"]]
 
 
-class Limits(TypedDict):
-    """Limits of a group at one broker; null: none."""
-
-    rate: Annotated[float | None, "messages per second"]
-    in_flight: Annotated[int | None, "leased messages"]
-    in_flight_per_key: Annotated[int | None, "leased messages of one key"]
+class Limit(OfGroup, Signed, Limits):
+    """The new limits of a group, in place of all earlier ones."""
 
 
 class Limited(Limits):
