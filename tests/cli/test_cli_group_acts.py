@@ -1,4 +1,4 @@
-"""A consumer group as a whole on the command line: reset, pause, resume, delete."""
+"""A consumer group as a whole on the command line: reset, pause, resume, limit, delete."""
 
 from collections.abc import Callable
 
@@ -65,3 +65,23 @@ def test_a_deleted_group_is_gone(run: Run, consumed: Callable[[int], None]) -> N
     assert run("groups", "list", "--json").json == []
     gone = run("groups", "delete", "cart")
     assert (gone.code, "UNKNOWN_GROUP" in gone.err) == (Exit.REJECTED, True)
+
+
+def test_limits_are_set_shown_and_removed(run: Run, consumed: Callable[[int], None], bus: mq.Bus) -> None:
+    consumed(1)
+    set_ = run(
+        "groups", "limit", "cart", "--rate", "100", "--in-flight", "5000", "--per-key", "1", "--why", "the provider"
+    )
+    assert "100 messages per second, 5,000 in flight, 1 in flight per key; its consumers hold 0" in set_.out
+    assert "5,000 in flight" in run("groups", "show", "cart").out
+    assert "limited" in run("status").out
+    (limited,) = run("groups", "limit", "cart", "--in-flight", "7", "--json").json
+    assert (limited["in_flight"], "rate" in limited, "in_flight_per_key" in limited) == (7, False, False)
+    for wrong in ((), ("--none", "--rate", "1")):
+        told = run("groups", "limit", "cart", *wrong)
+        assert (told.code, "BAD_ARGUMENT" in told.err) == (Exit.USAGE, True)
+    assert "no limits" in run("groups", "limit", "cart", "--none").out
+    assert "in flight" not in run("groups", "show", "cart").out
+    refused = run("groups", "limit", "gone", "--rate", "1")
+    assert (refused.code, "UNKNOWN_GROUP" in refused.err) == (Exit.REJECTED, True)
+    assert [act["act"] for act in bus.admin.acts()].count("groups.limit") == 4

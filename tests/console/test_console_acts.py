@@ -68,6 +68,12 @@ def test_pause_and_resume(visitor: Visitor, bus: mq.Bus, read: str) -> None:
     assert "reason" in visitor.post(f"/groups/{read}/pause", status=400, why=" ")
 
 
+def test_a_group_s_limits_are_shown(visitor: Visitor, bus: mq.Bus, read: str) -> None:
+    assert "<dt>Limits</dt><dd>none</dd>" in visitor.get(f"/groups/{read}")
+    bus.admin.limit_group(read, rate=2.5, in_flight_per_key=1)
+    assert "2.5 messages per second, 1 in flight per key" in visitor.get(f"/groups/{read}")
+
+
 def test_a_reset_goes_to_the_places_that_were_shown(visitor: Visitor, bus: mq.Bus, read: str, t: str) -> None:
     page = visitor.get(f"/groups/{read}/reset", to="shift", shift=-3)
     assert "6 messages that were settled come again" in page

@@ -326,6 +326,19 @@ def test_a_group_that_is_paused_or_was_reset(opened: Open) -> None:
     assert story.why == "It does not wait: cart started after it."
 
 
+def test_a_group_at_its_limits(opened: Open) -> None:
+    bus = opened()
+    bus.producer("shop").send("orders", b"", message_id="held")
+    with bus.consumer("cart", "orders") as consumer:
+        bus.admin.limit_group("cart", in_flight=1)
+        (held,) = consumer.receive(1, wait=5.0)
+        bus.producer("shop").send("orders", b"", message_id="m")
+        assert the_one(bus, "m").why.startswith("Group cart is at its limits: it receives more when")
+        held.ack()
+        consumer.flush()
+        assert "limits" not in the_one(bus, "m").why
+
+
 # What cannot be known
 
 

@@ -145,6 +145,18 @@ def test_a_group_that_is_paused(opened: Open, until: Until) -> None:
     assert status(bus).groups[0].paused
 
 
+def test_a_group_with_limits(opened: Open, until: Until) -> None:
+    bus = opened()
+    bus.producer("shop").send_batch([mq.Message("orders", b"")] * 3)
+    with bus.consumer("cart", "orders") as consumer:
+        bus.admin.limit_group("cart", in_flight=1)
+        assert len(consumer.receive(3, wait=5.0)) == 1
+        until(lambda: waiting(bus, lag_seconds=0.0))
+        cause = the_one(bus, lag_seconds=0.0)
+        assert (cause.cause, cause.needs_person) == ("its consumers are behind, and the group has limits", False)
+        assert status(bus).groups[0].limited
+
+
 def test_a_broker_that_is_away_full_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = BrokerSettings(segment_bytes=1 << 12, default_queues=1)
     with Bus([open_embedded(tmp_path / "data", settings)]) as bus:

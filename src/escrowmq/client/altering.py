@@ -92,7 +92,7 @@ def limit_words(group: Mapping[str, Any]) -> str:
     """Describe the ``limits`` of a consumer group; empty if it has none, or the broker is of an older version."""
     units = {"rate": "messages per second", "in_flight": "in flight", "in_flight_per_key": "in flight per key"}
     limits = group.get("limits", {})
-    return ", ".join(f"{limits[name]:,} {unit}" for name, unit in units.items() if name in limits)
+    return ", ".join(f"{limits[name]:,.15g} {unit}" for name, unit in units.items() if name in limits)
 
 
 def signed(request: Request, why: str | None) -> Request:

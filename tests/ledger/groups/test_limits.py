@@ -98,9 +98,9 @@ def test_limits_of_an_unknown_group():
 
 
 def test_a_group_gets_a_burst_and_then_its_rate():
-    driver = group_of("a" * 200)
+    driver = group_of("a" * 300)
     driver.limit(rate=100)
-    assert offsets(driver, most=1000) == list(range(25)), "a quarter of a second"
+    assert offsets(driver, most=1000) == list(range(20)), "a fifth of a second"
     assert offsets(driver) == []
     assert not driver.groups.has_work("g", driver.topics, driver.now)
     wake_us = driver.groups.wake_us
@@ -112,7 +112,7 @@ def test_a_group_gets_a_burst_and_then_its_rate():
     driver.now += 100_000
     assert len(offsets(driver)) == 10
     driver.now += 60 * SECOND
-    assert len(offsets(driver, most=1000)) == 25, "what was not used is lost"
+    assert len(offsets(driver, most=1000)) == 20, "what was not used is lost"
 
 
 def test_a_slow_rate_grants_one_message_after_the_other():
@@ -127,11 +127,11 @@ def test_a_slow_rate_grants_one_message_after_the_other():
 
 def test_redeliveries_count_and_messages_that_nobody_received_do_not():
     driver = group_of("a" * 8)
-    driver.limit(rate=8)
+    driver.limit(rate=10)
     lease = int(driver.receive(most=2).leases[0])
     driver.settle((lease, 0, 1, Act.RELEASE, -1, None), (lease, 1, 1, Act.NACK, 0, None))
     assert pairs(driver.receive()) == [(0, 0, 1)], "one of two: the other one counted"
-    driver.now += SECOND // 8
+    driver.now += SECOND // 10
     assert pairs(driver.receive()) == [(0, 1, 2)]
 
 
@@ -139,10 +139,10 @@ def test_an_unchanged_rate_goes_on_when_other_limits_change():
     driver = group_of("a" * 100)
     driver.limit(rate=100)
     offsets(driver, most=1000)
-    driver.limit(rate=100, in_flight=50)
+    driver.limit(rate=100, in_flight=25)
     assert offsets(driver) == []
-    driver.limit(rate=200, in_flight=50)
-    assert len(offsets(driver)) == 25, "the limit in flight"
+    driver.limit(rate=200, in_flight=25)
+    assert len(offsets(driver)) == 5, "the limit in flight"
 
 
 @given(
@@ -259,7 +259,7 @@ def test_what_a_member_has_in_doubt_is_handed_over_whatever_the_limits():
     member = member_id("g", "x")
     epoch = driver.join("x", 1)["epoch"]
     assert offsets(driver, member=member, epoch=epoch) == [0, 1, 2, 3]
-    driver.limit(rate=4, in_flight=1, in_flight_per_key=1)
+    driver.limit(rate=5, in_flight=1, in_flight_per_key=1)
     epoch = driver.join("x", 2)["epoch"]
     assert pairs(driver.receive(member=member, epoch=epoch)) == [(0, n, 2) for n in range(4)]
     driver.put_keys(0, "d")
@@ -275,17 +275,17 @@ def test_what_a_member_has_in_doubt_is_handed_over_whatever_the_limits():
 
 def test_limits_and_what_was_spent_survive_a_restart():
     driver = group_of("a" * 100)
-    driver.limit(rate=100, in_flight=60)
-    offsets(driver, most=20)
+    driver.limit(rate=100, in_flight=45)
+    offsets(driver, most=15)
     driver.reopen()
     assert driver.groups.wake_us <= driver.now
     assert len(offsets(driver)) == 5
     driver.now += SECOND
-    assert len(offsets(driver)) == 25
+    assert len(offsets(driver)) == 20
     driver.reopen()
     assert driver.groups.wake_us == driver.now + 20_000
     driver.now += SECOND
-    assert len(offsets(driver)) == 10, "the limit in flight"
+    assert len(offsets(driver)) == 5, "the limit in flight"
 
 
 def test_a_snapshot_of_the_version_before_has_no_limits():

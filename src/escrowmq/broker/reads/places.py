@@ -34,7 +34,10 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
             raise error(Code.RANGE_PURGED, f"offset {offset} of {place} has left the log; the first is {queue.head}")
         known, topic = ledger.groups.groups.values(), request["topic"]
         groups = [one for one in known if queue_id in one.cursors or topic in one.subscription.topics]
-        ways = {one.ordinal: Way(one.name, _at_group(ledger, one, queue_id, offset)) for one in groups[:MOST_GROUPS]}
+        now_us = engine.clock.now_us()
+        ways = {
+            one.ordinal: Way(one.name, _at_group(ledger, one, queue_id, offset, now_us)) for one in groups[:MOST_GROUPS]
+        }
         position = int(queue.positions(offset, offset + 1)[0])
         stands = [way.stands for way in ways.values()]
         answer: OfMessage = {"position": position, "placed_us": queue.visible_us(offset), "groups": stands}
@@ -54,7 +57,7 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
     return answer
 
 
-def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGroup:
+def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int, now_us: int) -> AtGroup:
     cursor, queue = group.cursor(queue_id), ledger.topics.queues[queue_id]
     subscription = group.subscription
     stands: AtGroup = {
@@ -65,6 +68,7 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
         "max_attempts": subscriptions.redelivery(subscription, ledger.rules).attempts,
         "receiving": 0,
         "paused": group.is_paused(queue.place.topic),
+        "limited": group.room(now_us) <= 0,
     }
     more: Any = {}
     if offset >= cursor.next:

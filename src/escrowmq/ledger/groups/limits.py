@@ -28,7 +28,7 @@ from escrowmq.model import Limits
 NO_LIMITS = Limits()
 MOST_RATE = 1e9  # messages per second
 MOST = (1 << 31) - 1  # messages in flight
-BURST_SECONDS = 0.25  # of messages that a group gets at once after a rest: 2.5 % of what it gets in 10 s
+BURST_SECONDS = 0.2  # of messages that a group gets at once after a rest: 2 % of what it gets in 10 s
 LEAST_SECONDS = 0.02  # of messages that a lease waits for, so that a fast group does not get them one by one
 NO_KEY = int(numbers(np.array([hash_key("")], np.uint64))[0])
 

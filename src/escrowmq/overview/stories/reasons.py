@@ -97,6 +97,9 @@ SENTENCES = {
         "dead", "Group {group} made it a dead letter {dead} after {attempts} ({cause}); an operator must decide."
     ),
     "paused": OPERATOR("paused", "Group {group} is paused: it receives no messages until an operator resumes it."),
+    "limited": TIME(
+        "waiting", "Group {group} is at its limits: it receives more when time passes or messages are acknowledged."
+    ),
     "filtered": DONE("filtered", "It does not wait: group {group} will skip it because of its tag."),
     "no consumer": PROCESS(
         "waiting", "Group {group} has not received it yet, and no consumer requests messages now{before}."
@@ -230,6 +233,8 @@ def _explain_group(of: AtBroker, one: Mapping[str, Any], events: Sequence[Mappin
         return _explain_leased(one, now_us)
     if one.get("paused"):
         return make_reason("paused", group=group)
+    if one.get("limited") and one.get("chosen", True) and one.get("due_us", 0) <= now_us:
+        return make_reason("limited", group=group)
     if state == "retrying":
         return _explain_retry(one, events, now_us)
     if not one.get("chosen", True):

@@ -83,6 +83,7 @@ class AtGroup(TypedDict):
     max_attempts: Annotated[int, "deliveries until a message is a dead letter"]
     receiving: Annotated[int, "waiting receives of the group"]
     paused: NotRequired[Annotated[bool, "nothing of the topic is delivered to the group"]]
+    limited: NotRequired[Annotated[bool, "the group is at its rate or limit in flight now"]]
     before: NotRequired[Annotated[int, "of a waiting one: earlier messages of its queue"]]
     chosen: NotRequired[Annotated[bool, "of a waiting one: the group's tags include it"]]
     attempt: NotRequired[Annotated[Attempt, "of a leased one, and of a retrying one the next; of a dead one the last"]]
