@@ -1,4 +1,4 @@
-"""Bugs of the broker around its ledger and log: whom it asks, who waits, what is read."""
+"""Bugs of the broker: whom it asks, who waits, what is read, and limits of groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from escrowmq.broker.writer import checkback
 from escrowmq.broker.writer.checkback import Listener, Listeners
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.waiting import WaitingReceives
+from escrowmq.ledger.groups.group import Group
+from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.limits import Bucket, KeyRoom
 from planting import Plant, bug
 
 ROUNDS = "broker/writer/test_checkback_rounds.py::"
 WRITER = "broker/writer/test_rounds.py::"
+LIMITS = "ledger/groups/test_limits.py::"
 
 
 @bug("check-back", ROUNDS + "test_the_session_that_sent_is_asked", "first.waiting == 0")
@@ -170,4 +174,34 @@ def let_an_empty_receive_wait_for_ever(plant: Plant) -> None:
 def wake_nobody_when_messages_come(plant: Plant) -> None:
     @plant.instead(WaitingReceives, "on_event")
     def on_event(self: Any, kind: Any) -> None:
+        pass
+
+
+@bug("flow control", LIMITS + "test_no_more_is_in_flight_than_the_limit", "assert offsets(driver, member=8) == [3]")
+def count_no_message_that_is_in_flight(plant: Plant) -> None:
+    @plant.instead(Group, "in_flight")
+    def in_flight(self: Any) -> int:
+        return 0
+
+
+@bug("flow control", LIMITS + "test_other_keys_pass_those_without_room", "assert offsets(driver) == []")
+def forget_the_keys_in_flight(plant: Plant) -> None:
+    real = KeyRoom.__init__
+
+    @plant.instead(KeyRoom, "__init__")
+    def init(self: Any, most: int, in_flight: Any) -> None:
+        real(self, most, in_flight[:0])
+
+
+@bug("flow control", LIMITS + "test_a_group_gets_a_burst_and_then_its_rate", "assert offsets(driver) == []")
+def count_no_message_for_the_rate(plant: Plant) -> None:
+    @plant.instead(Bucket, "take")
+    def take(self: Any, count: int, now_us: int) -> None:
+        pass
+
+
+@bug("flow control", LIMITS + "test_a_group_gets_a_burst_and_then_its_rate", "wake_us == driver.now + 20_000")
+def wake_no_receive_when_the_rate_allows_more(plant: Plant) -> None:
+    @plant.instead(Groups, "_wake_at")
+    def wake_at(self: Any, times: Any, after_us: int) -> None:
         pass

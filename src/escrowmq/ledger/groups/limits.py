@@ -26,7 +26,7 @@ from escrowmq.message.hashes import hash_key
 from escrowmq.model import Limits
 
 NO_LIMITS = Limits()
-MOST_RATE = 1e9  # messages per second
+LEAST_RATE, MOST_RATE = 0.001, 1e9  # messages per second
 MOST = (1 << 31) - 1  # messages in flight
 BURST_SECONDS = 0.2  # of messages that a group gets at once after a rest: 2 % of what it gets in 10 s
 LEAST_SECONDS = 0.02  # of messages that a lease waits for, so that a fast group does not get them one by one
@@ -36,8 +36,9 @@ NO_KEY = int(numbers(np.array([hash_key("")], np.uint64))[0])
 def check(limits: Limits) -> None:
     """Validate limits. BAD_REQUEST."""
     rate, counts = limits.rate, (limits.in_flight, limits.in_flight_per_key)
-    if rate is not None and not (math.isfinite(rate) and 0 < rate <= MOST_RATE):
-        raise error(Code.BAD_REQUEST, f"a rate of {rate} messages per second", "above 0; to stop a group, pause it")
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        hint = f"{LEAST_RATE} to {MOST_RATE:,.0f}; to stop a group, pause it"
+        raise error(Code.BAD_REQUEST, f"a rate of {rate} messages per second", hint)
     if any(count is not None and not 1 <= count <= MOST for count in counts):
         raise error(Code.BAD_REQUEST, "at least one message is in flight", "to stop a group, pause it")
 

@@ -143,7 +143,7 @@ class Paused(TypedDict):
 class Limits(TypedDict):
     """Limits of a group at one broker; without a field there is none of its kind."""
 
-    rate: NotRequired[Annotated[float, "messages per second, above 0"]]
+    rate: NotRequired[Annotated[float, "messages per second, 0.001 or more"]]
     in_flight: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages"]]
     in_flight_per_key: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "leased messages of one key"]]
 
