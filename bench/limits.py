@@ -44,7 +44,7 @@ def received(url: str, group: str, seconds: float) -> list[list[int]]:
     for worker in workers:
         worker.start()
     with mq.connect(url) as bus:
-        while not any(one["receiving"] for one in bus.admin.standing()[0]["consumers"] if one["group"] == group):
+        while sum(x["receiving"] for x in bus.admin.standing()[0]["consumers"] if x["group"] == group) < WORKERS:
             time.sleep(0.05)
         bus.admin.resume_group(group)
         time.sleep(seconds)
@@ -80,7 +80,7 @@ def main() -> None:
                 run_seconds = options.seconds + MARGIN_SECONDS
                 fill(bus, TOPIC, bytes(options.body), int(rate * run_seconds * 1.2))
                 found.append(shares(received(url, group, run_seconds), rate, options.seconds))
-                print(f"{group}: {found[-1]}", file=sys.stderr)
+                print(group, *(f"{share:.3f}" for share in found[-1]), file=sys.stderr)
             for place, (name, goal) in enumerate(
                 (("highest", "<= 1.05"), ("lowest", ">= 0.95"), ("busiest worker", "<= 0.5"))
             ):

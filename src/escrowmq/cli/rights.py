@@ -34,7 +34,7 @@ _EXAMPLE = """\
 #        produce GROUP   prepare and decide transactions of a producer group, answer its check-backs
 #        consume GROUP   receive and acknowledge messages of a consumer group
 #        read TOPIC      read messages without consuming them, and subscribe a group to the topic
-#        act GROUP       dead letters, decisions by hand, reset and pause of a group
+#        act GROUP       dead letters, decisions by hand, reset, pause and limits of a group
 #        view            states, listings, metrics and system views
 #        admin           create and delete topics, back up, hand over
 # A name that ends in * is a prefix. Whatever is not allowed is denied.
