@@ -107,9 +107,7 @@ class Consuming:
             member, deadline_us = members.member_of(group, cmd), NEVER_US
             handing = members.hand_over(plan, group, member, self.topics, attempts)
         if group.limits is not limits.NO_LIMITS:
-            plan.budget = min(plan.budget, group.room(now_us))
-            if (most := group.limits.in_flight_per_key) is not None:
-                plan.by_key = limits.KeyRoom(most, self._keys_in_flight(group))
+            self._limit(plan, group)
         if not plan.full:
             queue_ids = receiving.rotate(known, group.served)
             met = [(group.cursor(queue_id), self.topics.queues[queue_id]) for queue_id in queue_ids]
@@ -120,6 +118,12 @@ class Consuming:
         events += plan.event(cmd.member, deadline_us, position)
         pieces = [*handing.pieces(next_position), *plan.pieces(position)]
         return Decision(tuple(events), receiving.collect_leased(pieces))
+
+    def _limit(self, plan: receiving.Plan, group: Group) -> None:
+        """Apply the limits of a group to the leases that a receive may still add."""
+        plan.budget = min(plan.budget, group.room(plan.now_us))
+        if (most := group.limits.in_flight_per_key) is not None:
+            plan.by_key = limits.KeyRoom(most, self._keys_in_flight(group))
 
     def decide_join(self, cmd: commands.Join, rules: Rules, next_position: int) -> Decision:
         """See :func:`escrowmq.ledger.groups.members.decide_join`; UNKNOWN_GROUP."""
