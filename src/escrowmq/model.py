@@ -59,6 +59,8 @@ class Act(IntEnum):
     EXTEND = 2
     RELEASE = 3
     """Return messages that were not handed to the application; the attempt does not count."""
+    REJECT = 4
+    """Make dead letters of the messages at once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

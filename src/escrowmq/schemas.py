@@ -89,7 +89,7 @@ SETTLING = _schema(
     count=_INT64,  # offsets start .. start+count-1; those not in the lease are skipped
     act=_UINT8,  # model.Act
     delay_us=_INT64,  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. Others: ignored
-    cause=_Nullable(_UTF8),  # NACK: why; kept with the dead letter
+    cause=_Nullable(_UTF8),  # NACK, REJECT: why; kept with the dead letter
 )
 """Acknowledgements sent to a broker: offset ranges of one lease."""
 

@@ -54,11 +54,13 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         producer: Callable[[Production], ProducerT],
         consumer: Callable[[Consumption], ConsumerT],
         reader: Callable[[Reading], ReaderT],
+        *,
+        owns_links: bool = True,
     ) -> None:
         if not links:
             raise Misuse(Code.BAD_ARGUMENT, "a bus needs a broker")
         self.router = Router(links)
-        self._waiting = waiting
+        self._waiting, self._owns_links = waiting, owns_links
         self._make_producer, self._make_consumer, self._make_reader = producer, consumer, reader
         self._parts: list[ProducerBase[Any] | ConsumerBase[Any, Any] | ReaderBase] = []
         self._lock = threading.RLock()  # a signal handler may close the bus
@@ -136,8 +138,9 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
 
     def _end(self) -> None:
         self.router.close()
-        for link in self.router.links:  # first, because a connection may block a thread of the others
-            link.close()
+        if self._owns_links:
+            for link in self.router.links:  # first, because a connection may block a thread of the others
+                link.close()
         self._waiting.close()
 
     def _need_open(self) -> None:
@@ -275,6 +278,6 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
 class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived], AsyncCloses):
     """A bus for asyncio, made by :func:`escrowmq.aconnect`. It belongs to that event loop; ``async with`` closes it."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        super().__init__(links, Loop(links), AsyncProducer, AsyncConsumer, AsyncReader)
+    def __init__(self, links: Sequence[Link], *, owns_links: bool = True) -> None:
+        super().__init__(links, Loop(links), AsyncProducer, AsyncConsumer, AsyncReader, owns_links=owns_links)
         self.admin = AsyncAdmin(Admin(self.router))

@@ -18,8 +18,8 @@ from escrowmq.wire import Link
 class Bus(BusBase[Producer, Consumer, Reader], Closes):
     """Made by :func:`escrowmq.connect`. A context manager; closing it closes all that came from it. Thread-safe."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        super().__init__(links, Threads(), Producer, Consumer, Reader)
+    def __init__(self, links: Sequence[Link], *, owns_links: bool = True) -> None:
+        super().__init__(links, Threads(), Producer, Consumer, Reader, owns_links=owns_links)
         self.admin = Admin(self.router)
 
     consumer = blocking(BusCalls[Producer, Consumer, Reader, Received].consumer)

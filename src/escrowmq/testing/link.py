@@ -329,7 +329,7 @@ class TwinLink(ParcelsByExchange):
                 if row["act"] == Act.ACK:
                     self.acked[group].append((topic, offset))
                     self._settled.add((group, row["lease"], offset))
-                else:
+                elif row["act"] != Act.REJECT:
                     self._returned[group].append((topic, offset, attempt + (row["act"] != Act.RELEASE)))
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
 

@@ -128,9 +128,41 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 self._then = None
                 await then()
 
-    async def _next_batch(self, idle_timeout: float | None) -> bool:
+    def _return_late(self) -> None:
+        """Give back taken rows that were not handed out, if they were kept for as long as messages may be buffered."""
+        rows = self._rows
+        if rows is not None and self._consumption.fetcher.is_late(rows.number) and self._iterating.acquire(False):
+            try:
+                if self._rows is rows:
+                    self._give_back_rest()
+            finally:
+                self._iterating.release()
+
+    async def _next_message(self, idle_timeout: float | None = None, receive: int = DEFAULT_BATCH) -> MessageT | None:
+        """Return the next message, None when iteration is over. ``receive``: messages per receive."""
+        consumption = self._consumption
+        while True:
+            with self._iterating:
+                if consumption.stopped and consumption.qos != 0:
+                    self._give_back_rest()
+                    return None
+                if (rows := self._rows) is not None:
+                    row = self._row
+                    if consumption.order is not None and rows.withdrawn(row):
+                        self._rows = None
+                        left = LeasedRows(rows.number, rows.batch.slice(row), consumption).drop_withdrawn()
+                        rows, row = left if left.count else None, 0
+                if rows is not None:
+                    self._row = row + 1
+                    self._rows = None if row + 1 == rows.count else rows
+            if rows is not None:
+                return self._message(rows, row)
+            if not await self._next_batch(idle_timeout, receive):
+                return None
+
+    async def _next_batch(self, idle_timeout: float | None, receive: int) -> bool:
         """Get a batch to take messages from; False when iteration is over."""
-        rows = await self._next_rows(DEFAULT_BATCH, idle_timeout, one_by_one=True)
+        rows = await self._next_rows(receive, idle_timeout, one_by_one=True)
         if rows is None:
             return False
         with self._iterating:
@@ -205,31 +237,14 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
         """Yield messages one by one, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
-        message, ordered = self._message, self._consumption.order is not None
         runner = self._consumption.iterations.begin()
         try:
-            while True:
-                with self._iterating:
-                    if self._consumption.stopped and self._consumption.qos != 0:
-                        self._give_back_rest()
-                        return
-                    if (rows := self._rows) is not None:
-                        row = self._row
-                        if ordered and rows.withdrawn(row):
-                            self._rows = None
-                            left = LeasedRows(rows.number, rows.batch.slice(row), self._consumption).drop_withdrawn()
-                            rows, row = left if left.count else None, 0
-                    if rows is not None:
-                        self._row = row + 1
-                        self._rows = None if row + 1 == rows.count else rows
-                if rows is not None and not hooks.installed:
-                    yield message(rows, row)
-                elif rows is not None:
-                    one = message(rows, row)
-                    with hooks.around(hooks.Call("handle", one.topic, 1, (one,))):
-                        yield one
-                elif not await self._next_batch(idle_timeout):
-                    return
+            while (message := await self._next_message(idle_timeout)) is not None:
+                if not hooks.installed:
+                    yield message
+                    continue
+                with hooks.around(hooks.Call("handle", message.topic, 1, (message,))):
+                    yield message
         finally:
             await self._end_loop(runner)
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ import pyarrow as pa
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher, missing_brokers
 from escrowmq.client.consuming.membership import Membership
-from escrowmq.client.consuming.options import ConsumerOptions, subscribe
+from escrowmq.client.consuming.options import ConsumerOptions, delay_us, subscribe
 from escrowmq.client.consuming.order import Order
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
 from escrowmq.client.lanes.coalescer import Lane
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 KEPT = 2 / 3
 """The part of a lease for which messages may be buffered; then they are given back."""
+RETURNED = (Act.NACK, Act.REJECT, Act.RELEASE)
+"""Operations after which the broker releases the later messages of the key in an ordered lease."""
 WITHDRAW_SECONDS = 2.0
 """How long closing waits for the broker to cancel receives."""
 
@@ -64,6 +67,7 @@ class Consumption:
         own: Any = (self._membership, order, self._suspect, self.give_back, self._not_joined)
         self.fetcher = Fetcher(links, self._options, given.prefetch, timer, self.arrival.set, waiting.spawn, *own)
         self._lease: float | None = None
+        self.max_attempts: int | None = None  # None: not known, from an older broker
         self._codecs: list[SettlingCodec] = []
         for number, (link, attended) in enumerate(zip(links, attendances, strict=True)):
             codec = SettlingCodec(None if order is None else partial(order.lose, number))
@@ -109,6 +113,7 @@ class Consumption:
 
     def _join(self, number: int) -> None:
         answer = subscribe(self.router.links[number], self._request, self._deadline, self.router.attendances[number])
+        self.max_attempts = answer.get("max_attempts")
         if self._membership is None:
             self._set_lease(answer.get("lease_seconds"))
         else:
@@ -146,6 +151,11 @@ class Consumption:
         self.fetcher.keep = None if self._lease is None else self._lease * KEPT
 
     @property
+    def lease(self) -> float | None:
+        """The duration of a lease in seconds; None if leases do not end by time."""
+        return self._lease
+
+    @property
     def refused(self) -> int:
         return sum(codec.refused for codec in self._codecs) + self._withdrawn
 
@@ -158,7 +168,7 @@ class Consumption:
             if order.changes and rows.withdrawn(row):
                 self._withdrawn += 1
                 return
-            if act is Act.NACK:
+            if act in RETURNED:
                 order.fail(rows.number, handle[0], handle[1], rows.list("key")[row])
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
@@ -172,6 +182,21 @@ class Consumption:
         if self.order is not None:
             self.order.extend(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
 
+    def extend_soon(self, rows: Rows, row: int, seconds: float, on_lost: Callable[[], None]) -> None:
+        """Keep the lease of one message for ``seconds``; never waits. ``on_lost`` is called, on any thread, if the
+        broker rejects it because the lease has expired."""
+        lease = rows.handle(row)[0]
+
+        def on_answer(answer: Any) -> None:
+            if not isinstance(answer, EscrowError):
+                if self.order is not None:
+                    self.order.extend(rows.number, [lease], seconds)
+            elif answer.code is Code.LEASE_LOST:
+                on_lost()
+
+        with suppress(EscrowError):  # closed, or too many settlements wait: then the lease expires
+            self.act(rows, row, Act.EXTEND, delay_us(seconds), None, on_answer)
+
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
         """Settle a whole batch, without its withdrawn messages; with ``wait``, raises the first refusal."""
         mine = self._without_withdrawn(rows, count=act != Act.EXTEND)
@@ -180,7 +205,7 @@ class Consumption:
                 raise error(Code.LEASE_LOST)
             return
         lane, batch = self.lanes[rows.number], self._settling(rows.number, mine, act, delay_us, cause)
-        if self.order is not None and act == Act.NACK:
+        if self.order is not None and act in RETURNED:
             self.order.fail_all(rows)
         if not wait:
             lane.add_batch(batch, None)

@@ -75,6 +75,8 @@ class Fetcher:
         self._held = held  # brokers that get no receive, because the group does not exist there yet
         self._taken = [math.inf] * len(links)  # the ``until`` of the last batch that was taken
         self._buffered = [0] * len(links)
+        self.answered = time.monotonic()
+        """When a broker last answered a receive, or the fetcher was made (monotonic seconds)."""
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
         self._requesting = [False] * len(links)
         self._paused = [False] * len(links)
@@ -127,6 +129,10 @@ class Fetcher:
     def has_something(self) -> bool:
         """Return whether :meth:`take` would return, raise or send a receive."""
         return bool(self._ready) or self._fenced is not None or bool(self._idle)
+
+    def is_late(self, number: int) -> bool:
+        """Return whether the batch that was taken last from a broker was kept for as long as one may be buffered."""
+        return time.monotonic() >= self._taken[number]
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Return the unread rest of a batch, to be taken next."""
@@ -229,6 +235,7 @@ class Fetcher:
         with self._lock:
             if problem is None:
                 self._backoff[number].worked()
+                self.answered = time.monotonic()
             else:
                 known = problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem))
                 if self._membership is not None and known.code in AWAY:

@@ -79,6 +79,10 @@ class ReceivedBase(Content):
         """Redeliver it in ``delay`` seconds (None: the group's back-off). ``cause`` is kept with a dead letter."""
         self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause_text(cause))
 
+    def _reject(self, cause: str | None = None) -> None:
+        """Make a dead letter of it now, without further attempts; ``cause`` is kept with it."""
+        self._rows.consumption.act(self._rows, self._row, Act.REJECT, 0, cause_text(cause))
+
     def _release(self) -> None:
         """Give it back unhandled. It is redelivered at once, and this attempt is not counted."""
         self._rows.consumption.act(self._rows, self._row, Act.RELEASE, 0, None)
@@ -91,6 +95,7 @@ class AsyncReceived(ReceivedBase):
 
     ack = at_once(ReceivedBase._ack)
     nack = at_once(ReceivedBase._nack)
+    reject = at_once(ReceivedBase._reject)
     release = at_once(ReceivedBase._release)
 
     async def extend(self, seconds: float) -> None:
@@ -105,6 +110,7 @@ class Received(ReceivedBase):
 
     ack = ReceivedBase._ack  # once per message: not even a coroutine is made
     nack = ReceivedBase._nack
+    reject = ReceivedBase._reject
     release = ReceivedBase._release
     extend = blocking(AsyncReceived.extend)
 
@@ -131,6 +137,11 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
         await self._rows.consumption.act_on_all(self._rows, Act.NACK, delay_us(delay), cause_text(cause), wait)
 
     @begun
+    async def reject(self, cause: str | None = None, *, wait: bool = True) -> None:
+        """Make dead letters of all of them now, without further attempts."""
+        await self._rows.consumption.act_on_all(self._rows, Act.REJECT, 0, cause_text(cause), wait)
+
+    @begun
     async def extend(self, seconds: float) -> None:
         """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have expired."""
         await self._rows.consumption.act_on_all(self._rows, Act.EXTEND, delay_us(seconds), None, True)
@@ -145,4 +156,5 @@ class ReceivedBatch(Batch[Received]):
 
     ack = blocking(AsyncReceivedBatch.ack)
     nack = blocking(AsyncReceivedBatch.nack)
+    reject = blocking(AsyncReceivedBatch.reject)
     extend = blocking(AsyncReceivedBatch.extend)

@@ -55,11 +55,16 @@ class Consuming:
                 events.append(event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(had)]))
             if wrong := subscriptions.differences(had, cmd.subscription, rules):
                 raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
-            return Decision(tuple(events), {"group": group.ordinal, "created": False, "start": had.start})
+            known = {"start": had.start, "max_attempts": subscriptions.redelivery(had, rules).attempts}
+            return Decision(tuple(events), {"group": group.ordinal, "created": False, **known})
         if len(self.groups.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))
-        answer = {"group": self.groups.next_ordinal, "created": True, "start": cmd.subscription.start}
+        known = {
+            "start": cmd.subscription.start,
+            "max_attempts": subscriptions.redelivery(cmd.subscription, rules).attempts,
+        }
+        answer = {"group": self.groups.next_ordinal, "created": True, **known}
         return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
 
     def decide_alter(self, cmd: commands.AlterGroup, topics: Topics) -> Decision:

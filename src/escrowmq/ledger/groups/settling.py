@@ -14,7 +14,8 @@ Rules:
    ordered group gets back is logged with its key (KEYED, see ``order.py``).
 5. A RELEASE gives back messages that were not handed to a consumer: they are redelivered at once under the same attempt
    number.
-6. Messages in doubt (see ``cursors.py``) cannot be settled: LEASE_LOST. A lease that does not end by time needs no
+6. A REJECT makes a dead letter of the message at once, whatever its attempt.
+7. Messages in doubt (see ``cursors.py``) cannot be settled: LEASE_LOST. A lease that does not end by time needs no
    extension: it is OK, and no event.
 """
 
@@ -112,7 +113,7 @@ class Settling:
             return self._extend(draft, delay_us)
         if act == Act.NACK and not -1 <= delay_us <= self.max_delay_us:
             return Code.BAD_DELAY
-        if act not in (Act.NACK, Act.RELEASE):
+        if act not in (Act.NACK, Act.RELEASE, Act.REJECT):
             return Code.BAD_REQUEST
         if not pending:
             return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
@@ -120,6 +121,9 @@ class Settling:
             keys = self._keys(draft, a, b)
             self._give_back(draft, a, b, pending, UNSEEN)
             self._release_later(draft, b, keys)
+            return Code.OK
+        if act == Act.REJECT:
+            self._bury(draft, a, b, pending, (cause or "rejected by the consumer")[:MAX_CAUSE])
             return Code.OK
         if cause and lease.attempt < self.redelivery.attempts:
             _report(self.failed, lease, pending_runs(draft.mask, a, b), cause[:MAX_CAUSE])
@@ -137,13 +141,19 @@ class Settling:
 
     def fail(self, draft: Draft, a: int, b: int, pending: int, delay_us: int | None, cause: str) -> None:
         """Fail the ``pending`` messages of ``a`` to ``b`` (indexes in the lease); ``delay_us`` None: the back-off."""
-        lease, keys = draft.lease, self._keys(draft, a, b)
-        if lease.attempt >= self.redelivery.attempts:
-            reason = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.redelivery.attempts}"
-            _report(self.dead, lease, draft.mark(a, b, pending, TAKEN), reason)
-        else:
-            delay_us = self.redelivery.wait_us(lease.attempt) if delay_us is None else delay_us
-            self._give_back(draft, a, b, pending, self.now_us + delay_us)
+        attempt, attempts = draft.lease.attempt, self.redelivery.attempts
+        if attempt >= attempts:
+            self._bury(draft, a, b, pending, f"{cause[:MAX_CAUSE]}, attempt {attempt} of {attempts}")
+            return
+        keys = self._keys(draft, a, b)
+        delay_us = self.redelivery.wait_us(attempt) if delay_us is None else delay_us
+        self._give_back(draft, a, b, pending, self.now_us + delay_us)
+        self._release_later(draft, b, keys)
+
+    def _bury(self, draft: Draft, a: int, b: int, pending: int, reason: str) -> None:
+        """Make dead letters of the ``pending`` messages of ``a`` to ``b``."""
+        keys = self._keys(draft, a, b)
+        _report(self.dead, draft.lease, draft.mark(a, b, pending, TAKEN), reason)
         self._release_later(draft, b, keys)
 
     def _keys(self, draft: Draft, a: int, b: int) -> Int64s:

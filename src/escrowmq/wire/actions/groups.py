@@ -51,6 +51,7 @@ class Subscribed(TypedDict):
     created: Annotated[bool, "true: the group is new"]
     start: NotRequired[Annotated[str, "its start in the queues that existed then"]]
     lease_seconds: NotRequired[Annotated[Seconds, "default duration of a lease"]]
+    max_attempts: NotRequired[Annotated[int, "deliveries until a message is a dead letter"]]
 
 
 class Alter(OfGroup, Signed):
