@@ -25,6 +25,7 @@ from escrowmq.cli import (
     serve,
     topics,
     transactions,
+    work,
 )
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import FewFlags
@@ -48,6 +49,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = 
     (RUN, "console", serve.console, "Serve the web console."),
     (RUN, "step-down", serve.step_down, "Make the leading broker hand over to a standby."),
     (RUN, "webhooks", serve.webhooks, "Webhooks for parked transactions and dead letters."),
+    (RUN, "work", work.work, "Run the handlers of an app."),
     (RUN, "demo", jobs.demo, "Run a shop, kill its processes, audit the result."),
     (MESSAGES, "topics", topics.app, "Topics and their queues."),
     (MESSAGES, "send", messages.send, "Send plain messages."),

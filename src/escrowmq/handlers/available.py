@@ -41,6 +41,8 @@ async def _take(work: Work, runner: asyncio.Runner | None) -> int:
     consumption = consumer._consumption
     taken = 0
     for number, batch in await consumption.receive_once(choices.receive if choices.batch else 1, 0.0):
+        if not batch.num_rows:
+            continue
         if consumption.order is not None:
             consumption.order.add(number, batch)
         received = consumer._batch(LeasedRows(number, batch, consumption))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from escrowmq.client.consuming.options import delay_us
 from escrowmq.message.limits import MAX_CAUSE
@@ -44,8 +45,7 @@ Outcome = Literal["acked", "retried", "dead", "released"]
 """``released``: given back without an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(msgspec.Struct, frozen=True):
     """What became of a message (of a handler with ``batch``: of a batch, except in ``run_available``)."""
 
     handler: str

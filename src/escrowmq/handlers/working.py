@@ -166,7 +166,7 @@ class Work:
         if act is not Act.RELEASE:
             self._learn(seconds)
         await self._settle(received, act, delay, cause)
-        outcome = _outcome(act, received)
+        outcome: Outcome = "acked" if act is Act.ACK else _outcome(act, received)
         if self._report is not None:
             self._report(Handled(self.handler.name, received, outcome, seconds, problem))
         if isinstance(problem, asyncio.CancelledError) and _is_cancelled():

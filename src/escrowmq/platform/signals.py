@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,26 @@ def hang_up_signal(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+SECOND_SIGNAL_SECONDS = 1.0
+
+
+class Signals:
+    """Calls ``first`` at the first signal and ``again`` at later ones; not at one that comes within a second of the
+    first, because some programs signal a process and then its group."""
+
+    def __init__(self, first: Callable[[], object], again: Callable[[], object]) -> None:
+        self._first, self._again = first, again
+        self._at: float | None = None
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if self._at is None:
+            self._at = now
+            self._first()
+        elif now > self._at + SECOND_SIGNAL_SECONDS:
+            self._again()
 
 
 @contextmanager

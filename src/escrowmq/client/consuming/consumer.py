@@ -22,6 +22,7 @@ import numpy as np
 from escrowmq import hooks
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.delivery import Batch
+from escrowmq.client.consuming.fetching import NO_ROWS
 from escrowmq.client.consuming.options import DEFAULT_BATCH
 from escrowmq.client.consuming.received import (
     AsyncReceived,
@@ -163,13 +164,16 @@ class ConsumerBase(Generic[MessageT, BatchT]):
     async def _next_batch(self, idle_timeout: float | None, receive: int) -> bool:
         """Get a batch to take messages from; False when iteration is over."""
         rows = await self._next_rows(receive, idle_timeout, one_by_one=True)
-        if rows is None:
-            return False
+        if rows is None or not rows.count:
+            return rows is not None
         with self._iterating:
             stopped = self._consumption.stopped
-            if not stopped and self._rows is None:
+            if taken := not stopped and self._rows is None:
                 self._rows, self._row = rows, 0
-                return True
+        if taken:
+            if rows.count > 1:
+                self._consumption.arrival.set()  # the others that wait share it
+            return True
         if stopped:
             self._consumption.give_back(rows.number, rows.batch)
         else:  # another thread or task was first
@@ -179,6 +183,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
     async def _next_rows(
         self, max_messages: int, idle_timeout: float | None, *, one_by_one: bool = False
     ) -> LeasedRows | None:
+        """Return rows to hand out, None when iteration is over. With ``one_by_one`` none of them if another thread or
+        task has taken some, which are shared."""
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
         if not consumption.stopped:
@@ -190,8 +196,12 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                     return None
                 return rows
             left = None if deadline is None else deadline - time.monotonic()
-            if not await consumption.arrival.wait(lambda: fetcher.has_something() or consumption.stopped, left):
+            shares = lambda: one_by_one and self._rows is not None  # noqa: E731
+            ready = lambda: fetcher.has_something() or consumption.stopped or shares()  # noqa: E731
+            if not await consumption.arrival.wait(ready, left):
                 return None
+            if shares():
+                return LeasedRows(0, NO_ROWS, consumption)
         return None
 
     async def _take(self, max_messages: int) -> LeasedRows | None:
