@@ -265,6 +265,15 @@ def own_redis(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[Server]:
+    """A PostgreSQL of one test's own, whose commits are durable: the test may kill it."""
+    from escrowmq_lab.servers import postgres
+
+    with needed(), postgres.serving(tmp_path, durable=True) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A standalone Spark cluster of two workers, a module's own: its tests kill them."""

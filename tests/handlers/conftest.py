@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from handler_world import effects
 
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.handlers import App
 
-effects = sa.Table("effects", sa.MetaData(), sa.Column("row", sa.Integer, primary_key=True), sa.Column("id", sa.Text))
 QUICK: dict[str, Any] = {"retry_backoff": 0.01, "retry_backoff_max": 0.01, "max_attempts": 3}
 
 

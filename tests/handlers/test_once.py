@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from conftest import effects
+from handler_world import effects
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -53,9 +53,7 @@ def test_a_repeat_has_no_effect(app: App, bus: mq.Bus, engine: sa.Engine, ids: I
     assert ids() == sorted(calls) == ["a", "b"]
 
 
-def test_a_failed_handler_leaves_neither_effect_nor_mark(
-    app: App, bus: mq.Bus, engine: sa.Engine, ids: Ids
-) -> None:
+def test_a_failed_handler_leaves_neither_effect_nor_mark(app: App, bus: mq.Bus, engine: sa.Engine, ids: Ids) -> None:
     @app.handler("orders", group="g", once=engine)
     def handle(body: str, message: mq.Received, session: Session) -> None:
         write(session, body)

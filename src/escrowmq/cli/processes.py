@@ -118,7 +118,7 @@ class Processes:
     def health(self) -> dict[str, str]:
         """Return the status of all processes together."""
         sick = [number for number, process in enumerate(self._processes, 1) if not process.is_healthy]
-        if not sick:
+        if self._processes and not sick:
             return {"status": "ok"}
         return {"status": "stopped", "reason": f"process {', '.join(map(str, sick))} of {self._count} is not healthy"}
 
