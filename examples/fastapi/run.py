@@ -1,12 +1,8 @@
-"""Everything at once: a broker with its HTTP gateway, the order service, and a cart that empties itself.
-
-python run.py FOLDER --order o-1 [--customer ann] [--crash after-commit | before-commit]
-"""
+"""Run a broker and the shop, place orders, and kill the shop again and again: python run.py FOLDER [--kills 3]"""
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import socket
@@ -15,141 +11,83 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
 
 HERE = Path(__file__).parent
+ORDERS_PER_LIFE = 5
 
 
 @contextmanager
-def process(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python program, for as long as the block lasts."""
-    told = {**os.environ, **environment}
-    running = subprocess.Popen(
-        [sys.executable, *words], env=told, stdout=subprocess.PIPE if environment else None, text=True
-    )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        running.wait()
-        if running.stdout is not None:
-            running.stdout.close()
-
-
-@contextmanager
-def broker(folder: Path, service: int, secret: str) -> Iterator[str]:
-    """A broker that asks the service; the address of its gateway."""
-    config = folder / "escrow.toml"
-    address = f"http://127.0.0.1:{service}/escrow/checks"
-    config.write_text(
-        f'[broker]\ntransaction_timeout = "1s"\ncheck_interval = "1s"\n'
-        f'[check_back.shop]\nurl = "{address}"\nsecret_env = "CHECK_SECRET"\n'
-    )
-    words = (
-        "-m",
-        "escrowmq",
-        "serve",
-        "--folder",
-        f"{folder}/data",
-        "--listen",
-        "127.0.0.1:0",
-        "--http",
-        "127.0.0.1:0",
-    )
-    with process(*words, "--config", str(config), "--json", CHECK_SECRET=secret) as running:
+def broker(folder: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        yield json.loads(running.stdout.readline())["http"]
+        try:
+            yield json.loads(running.stdout.readline())["url"]
+        finally:
+            running.terminate()
 
 
 @contextmanager
-def order_service(folder: Path, port: int, gateway: str, secret: str) -> Iterator[httpx.Client]:
-    """The order service, ready, and a client of it."""
-    os.environ.update(GATEWAY=gateway, CHECK_SECRET=secret)
-    with (
-        process(str(HERE / "order_service.py"), str(folder), str(port)),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
-    ):
-        until_ready(client)
-        yield client
+def shop(port: int) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port), "--log-level", "warning"]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, cwd=HERE) as running, httpx.Client(base_url=url, trust_env=False) as client:
+        try:
+            until_ready(running, client)
+            yield running, client
+        finally:
+            running.terminate()
 
 
-def until_ready(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 60
+def until_ready(running: subprocess.Popen[bytes], client: httpx.Client) -> None:
     while True:
         try:
             client.get("/healthz")
             return
         except httpx.TransportError:
-            if time.monotonic() > deadline:
-                raise
+            if running.poll() is not None:
+                raise SystemExit("the shop did not start") from None
             time.sleep(0.05)
 
 
-def place(service: httpx.Client, order: str, customer: str, crash: str | None) -> bool:
-    """Place an order; False if the service died of it."""
-    try:
-        answer = service.post("/orders", json={"id": order, "customer": customer, "crash": crash})
-    except httpx.TransportError:
-        return False
-    print(
-        f"order {order} is placed" if answer.status_code == 201 else f"refused: {answer.json()['detail']}", flush=True
-    )
-    return True
+def place_orders(client: httpx.Client, life: int) -> None:
+    for number in range(ORDERS_PER_LIFE):
+        order = {"id": f"o-{life}-{number}", "customer": "ann"}
+        client.post("/orders", json=order).raise_for_status()
 
 
-def until_decided(gateway: httpx.Client, order: str) -> str:
-    """What became of the message of an order."""
-    while True:
-        (message,) = gateway.get("/v1/lookup", params={"key": order, "limit": 1}).json()["messages"]
-        if message["state"] != "open":
-            return str(message["state"])
-        time.sleep(0.1)
-
-
-def clear_carts(gateway: httpx.Client, folder: Path) -> None:
-    """The cart system: the effect and the mark that it was done are one row, so a message that comes twice has one
-    effect."""
-    carts = sqlite3.connect(folder / "carts.db")
-    carts.execute("CREATE TABLE IF NOT EXISTS cleared_carts (order_id TEXT PRIMARY KEY, customer TEXT)")
-    path = "/v1/consumers/cart"
-    while messages := gateway.post(f"{path}/receive", json={"topics": ["orders"], "wait": 1}).json()["messages"]:
-        for message in messages:
-            order = json.loads(base64.b64decode(message["body"]))
-            with carts:
-                done = carts.execute(
-                    "INSERT OR IGNORE INTO cleared_carts VALUES (?, ?)", (order["id"], order["customer"])
-                )
-            if done.rowcount:
-                print(f"the cart of {order['customer']} is cleared for order {order['id']}", flush=True)
-            gateway.post(f"{path}/ack", json={"handles": [message["handle"]]}).raise_for_status()
-    carts.close()
+def cleared(database: Path) -> list[str]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [order for (order,) in connection.execute('SELECT "order" FROM cleared_carts')]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--order", default="o-1")
-    parser.add_argument("--customer", default="ann")
-    parser.add_argument("--crash", choices=["before-commit", "after-commit"])
+    parser.add_argument("--kills", type=int, default=3)
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    secret = "whsec_" + base64.b64encode(os.urandom(32)).decode()
-    with socket.create_server(("127.0.0.1", 0)) as place_of_service:
-        port = place_of_service.getsockname()[1]
-    with (
-        broker(given.folder, port, secret) as gateway,
-        httpx.Client(base_url=gateway, trust_env=False, timeout=60) as escrow,
-    ):
-        with order_service(given.folder, port, gateway, secret) as service:
-            alive = place(service, given.order, given.customer, given.crash)
-        if not alive:
-            print(f"the service was killed {given.crash.replace('-', ' its ')}; it is started again", flush=True)
-            with order_service(given.folder, port, gateway, secret):
-                print(f"the message of {given.order} is {until_decided(escrow, given.order)}", flush=True)
-        clear_carts(escrow, given.folder)
+    folder = given.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    wanted = (given.kills + 1) * ORDERS_PER_LIFE
+    with broker(folder) as url:
+        os.environ.update(ESCROWMQ_URL=url, SHOP_DATABASE=f"sqlite:///{folder}/shop.db")
+        for life in range(given.kills + 1):
+            with shop(port) as (running, client):
+                place_orders(client, life)
+                if life < given.kills:
+                    running.kill()  # some messages are in the outbox, some at the broker, some half handled
+                else:
+                    while len(set(cleared(folder / "shop.db"))) < wanted:
+                        time.sleep(0.05)
+    found = cleared(folder / "shop.db")
+    print(f"{wanted} orders were placed, and the shop was killed {given.kills} times")
+    print(f"{len(set(found))} carts are cleared, {len(found) - len(set(found))} of them twice")
 
 
 if __name__ == "__main__":

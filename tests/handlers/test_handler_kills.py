@@ -61,7 +61,7 @@ def read(engine: sa.Engine) -> Counter[str]:
             time.sleep(0.05)
 
 
-@pytest.mark.invariant("I37")
+@pytest.mark.invariant("I24")
 def test_every_effect_happens_exactly_once(database: tuple[str, Server | None], broker: Server, tmp_path: Path) -> None:
     url, server = database
     engine = open_locking(url)

@@ -82,9 +82,9 @@ async def test_the_bus_decides_the_form(app: App, tmp_path: Path) -> None:
     def plain(body: bytes) -> None: ...
 
     async with await mq.aconnect(f"file:{tmp_path / 'broker'}") as bus:
-        with pytest.raises(Misuse, match="async with app.running"), app.running(bus):
+        with pytest.raises(Misuse, match=r"async with app\.running"), app.running(bus):
             pass
-    with Bus([TwinLink()]) as blocking, pytest.raises(Misuse, match="with app.running"):
+    with Bus([TwinLink()]) as blocking, pytest.raises(Misuse, match=r"with app\.running"):
         async with app.running(blocking):
             pass
 
@@ -159,7 +159,7 @@ def test_messages_of_one_key_come_in_order_and_never_side_by_side(app: App, bus:
     assert problems == []
     for key, numbers in seen.items():
         assert numbers == sorted(numbers), key
-    assert sorted(sum(seen.values(), [])) == list(range(60))
+    assert sorted(number for numbers in seen.values() for number in numbers) == list(range(60))
 
 
 @pytest.mark.parametrize("kind", ["plain", "awaited"])

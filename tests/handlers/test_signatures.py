@@ -112,7 +112,7 @@ def test_what_no_body_becomes_is_refused(app: App) -> None:
     def nested(body: dict[str, list[Opaque]]) -> None: ...
     def unknown(body: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
     def generator(body: bytes):
-        yield  # type: ignore[no-untyped-def]  # noqa: E704
+        yield  # type: ignore[no-untyped-def]
 
     for function in (nothing, bare, keyword):
         refused(app, function, f"{function.__name__}: its first parameter has no annotation")

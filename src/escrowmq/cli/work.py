@@ -90,7 +90,8 @@ def _work(app: App, url: str | None, working: _Working, metrics: MetricsOptions)
     stop = threading.Event()
     # set on another thread, because a signal may interrupt the event's own wait
     later = lambda: threading.Thread(target=stop.set, daemon=True).start()  # noqa: E731
-    with stop_signals(Signals(later, lambda: os._exit(Exit.INTERRUPTED))), bus_at(at, make=True) as bus, ExitStack() as stack:
+    signals = Signals(later, lambda: os._exit(Exit.INTERRUPTED))
+    with stop_signals(signals), bus_at(at, make=True) as bus, ExitStack() as stack:
         registry: Any = None
         if metrics.metrics is not None or MULTIPLE in os.environ:
             registry = _measure(on_handled)

@@ -187,6 +187,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         task has taken some, which are shared."""
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
+        is_shared = lambda: one_by_one and self._rows is not None  # noqa: E731
+        is_ready = lambda: fetcher.has_something() or consumption.stopped or is_shared()  # noqa: E731
         if not consumption.stopped:
             fetcher.start(max_messages, one_by_one)
         while not consumption.stopped:
@@ -196,11 +198,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                     return None
                 return rows
             left = None if deadline is None else deadline - time.monotonic()
-            shares = lambda: one_by_one and self._rows is not None  # noqa: E731
-            ready = lambda: fetcher.has_something() or consumption.stopped or shares()  # noqa: E731
-            if not await consumption.arrival.wait(ready, left):
+            if not await consumption.arrival.wait(is_ready, left):
                 return None
-            if shares():
+            if is_shared():
                 return LeasedRows(0, NO_ROWS, consumption)
         return None
 
