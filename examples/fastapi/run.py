@@ -23,6 +23,7 @@ ORDERS_PER_LIFE = 5
 @contextmanager
 def broker(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(folder / "data"), "-l", "127.0.0.1:0", "--json"]
+    command += ["--lease-seconds", "3"]  # after which messages of a killed shop come again
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         try:

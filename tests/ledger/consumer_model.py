@@ -94,6 +94,8 @@ class Consumer:
                 self.acked_ever.add((place, offset))
             elif act == Act.RELEASE:
                 entry.state, entry.due_us, entry.lease = "retrying", now, -1
+            elif act == Act.REJECT:
+                entry.state = "dead"
             else:
                 self._fail(entry, now, delay_us)
         else:

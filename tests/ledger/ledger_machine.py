@@ -392,7 +392,11 @@ class LedgerMachine(RuleBasedStateMachine):
         return place.topic, place.queue
 
     @precondition(lambda self: self.leased)
-    @rule(number=indexes, act=st.sampled_from([Act.ACK, Act.ACK, Act.NACK, Act.EXTEND]), delay=st.sampled_from([-1, 2]))
+    @rule(
+        number=indexes,
+        act=st.sampled_from([Act.ACK, Act.ACK, Act.NACK, Act.EXTEND, Act.REJECT]),
+        delay=st.sampled_from([-1, 2]),
+    )
     def settle(self, number, act, delay) -> None:
         group, lease, place, offset = self.leased[-1 - number % len(self.leased)]
         delay_us = SECOND * 2 if act == Act.EXTEND else delay

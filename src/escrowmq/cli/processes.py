@@ -20,8 +20,6 @@ WORKER = "ESCROWMQ_WORKER"
 POLL_SECONDS = 0.25
 FRESH_SECONDS = 15.0
 """Age (s) of its health file at which a process is unhealthy: it is touched each second."""
-STARTED_SECONDS = 5.0
-"""A process that ends with wrong use before it has run this long (s) would do so again."""
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -39,7 +37,7 @@ class _Process:
 
     def start(self) -> None:
         self.health.unlink(missing_ok=True)
-        self._began = time.monotonic()
+        self._was_healthy = False
         own = {"stdin": subprocess.PIPE, "start_new_session": True}  # Ctrl-C reaches the parent alone
         self._running: subprocess.Popen[bytes] | None = subprocess.Popen(self._command, env=self._environment, **own)  # type: ignore[call-overload]
 
@@ -52,10 +50,11 @@ class _Process:
         status = self._running.poll()
         if status is None:
             if self.is_healthy:
+                self._was_healthy = True
                 self._backoff.worked()
             return None
-        if status == Exit.USAGE and time.monotonic() < self._began + STARTED_SECONDS:
-            return status
+        if status == Exit.USAGE and not self._was_healthy:
+            return status  # another one would end in the same way
         pause = self._backoff.failed()
         log.warning("process %d ended with %d; another starts in %.1f s", self._running.pid, status, pause)
         self._close()

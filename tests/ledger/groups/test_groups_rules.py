@@ -439,6 +439,22 @@ class TestDeadLetters:
         causes = [d["cause"] for d in self.dead().groups.dead_letters("g", self.dead().topics)]
         assert causes == ["no stock, attempt 1 of 1"] * 2 + ["not accepted by the consumer, attempt 1 of 1"] * 2
 
+    @pytest.mark.invariant("I25")
+    def test_a_rejected_message_is_dead_at_once_whatever_its_attempt(self):
+        driver = one_queue(4)
+        driver.subscribe("g")
+        lease = int(driver.receive().leases[0])
+        codes = driver.settle((lease, 0, 2, Act.REJECT, 0, "no customer"), (lease, 2, 1, Act.REJECT, 0, None))
+        assert codes == [Code.OK] * 2
+        assert driver.settle((lease, 0, 1, Act.REJECT, 0, "again")) == [Code.LEASE_LOST]
+        found = driver.groups.dead_letters("g", driver.topics)
+        assert [(one["offset"], one["attempts"], one["cause"]) for one in found] == [
+            (0, 1, "no customer"),
+            (1, 1, "no customer"),
+            (2, 1, "rejected by the consumer"),
+        ]
+        assert driver.account() == {"dead": [0, 1, 2], "leased": [3]}
+
     def test_a_long_cause_is_cut(self):
         driver = one_queue(1, max_attempts=1)
         driver.subscribe("g")
