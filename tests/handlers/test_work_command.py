@@ -151,7 +151,7 @@ def touch(name: str) -> None:
     ("app", "text"),
     [
         ("nowhere:app", "there is no module 'nowhere'"),
-        ("slowly:other", "slowly.other is no App (it has app)"),
+        ("slowly:other", "slowly.other is no App hint: it has app"),
         ("broken:app", "its first parameter has no annotation"),
     ],
 )

@@ -28,7 +28,7 @@ def refused(code: Code):
 class TestSubscribing:
     def test_made_once_then_joined(self):
         driver = one_queue()
-        began = {"start": "earliest"}
+        began = {"start": "earliest", "max_attempts": 16}
         assert driver.subscribe("g", "t", tags=("a", "b")) == {"group": 0, "created": True, **began}
         assert driver.subscribe("h") == {"group": 1, "created": True, **began}
         again = driver.subscribe("g", "t", "t", tags=("b", "a"), start="latest")
@@ -74,7 +74,7 @@ class TestSubscribing:
         driver.subscribe("g")
         with refused(Code.TOO_MANY):
             driver.subscribe("h")
-        assert driver.subscribe("g") == {"group": 0, "created": False, "start": "earliest"}
+        assert driver.subscribe("g") == {"group": 0, "created": False, "start": "earliest", "max_attempts": 16}
 
     @pytest.mark.parametrize(
         "options", [{"start": "soon"}, {"start": "-1"}, {"max_attempts": 0}, {"retry_backoff_us": -1}, {"tags": ("",)}]

