@@ -319,3 +319,43 @@ def test_an_error_that_no_retry_mends_ends_the_wait(app: App, tmp_path: Path) ->
             running.wait()
         assert running.health()["status"] == "stopped"
     bus.close()
+
+
+def test_a_released_message_of_an_ordered_group_comes_before_the_later_ones_of_its_key(bus: mq.Bus) -> None:
+    producer = bus.producer("p")
+    for number in range(3):
+        producer.send("orders", b"%d" % number, key="k")
+    came = []
+    with bus.consumer("g", "orders", ordered=True) as consumer:
+        for message in consumer:
+            came.append((message.body, message.attempt))
+            if len(came) == 1:
+                message.release()
+            else:
+                message.ack()
+            if len(came) == 4:
+                break
+        assert consumer.flush() == 0
+    assert [body for body, _ in came] == [b"0", b"0", b"1", b"2"]
+
+
+def test_threads_that_wait_share_the_messages_of_one_receive(bus: mq.Bus) -> None:
+    """All of them are waiting when four messages come at once; each must get one, or the barrier would never open."""
+    barrier, done = threading.Barrier(4), []
+    with bus.consumer("g", "orders") as consumer:
+
+        def work() -> None:
+            for message in consumer:
+                barrier.wait()
+                message.ack()
+                done.append(message)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        rows = [mq.Message("orders", b"x", queue=0) for _ in range(4)]
+        bus.producer("p").send_batch(rows).check()
+        wait_until(lambda: len(done) == 4)
+        consumer.stop()
+        for thread in threads:
+            thread.join()

@@ -95,7 +95,11 @@ def _work(app: App, url: str | None, working: _Working, metrics: MetricsOptions)
         registry: Any = None
         if metrics.metrics is not None or MULTIPLE in os.environ:
             registry = _measure(on_handled)
-        report = lambda handled: [each(handled) for each in on_handled]  # noqa: E731
+
+        def report(handled: Handled) -> None:
+            for each in on_handled:
+                each(handled)
+
         running = stack.enter_context(app.running(bus, grace=working.grace, on_handled=report))
         stack.enter_context(_answering(working.health, metrics.insecure, running.health))
         shown = stack.enter_context(metrics.serve(lambda: registry, running.health))

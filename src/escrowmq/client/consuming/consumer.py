@@ -187,8 +187,13 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         task has taken some, which are shared."""
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
-        is_shared = lambda: one_by_one and self._rows is not None  # noqa: E731
-        is_ready = lambda: fetcher.has_something() or consumption.stopped or is_shared()  # noqa: E731
+
+        def is_shared() -> bool:
+            return one_by_one and self._rows is not None
+
+        def is_ready() -> bool:
+            return fetcher.has_something() or consumption.stopped or is_shared()
+
         if not consumption.stopped:
             fetcher.start(max_messages, one_by_one)
         while not consumption.stopped:
