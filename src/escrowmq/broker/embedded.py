@@ -22,7 +22,7 @@ from escrowmq.broker.writer.checkback import Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import SegmentLog, open_log
-from escrowmq.platform.clock import SystemClock
+from escrowmq.platform.clock import Clock, SystemClock
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.platform.logs import tell
@@ -48,9 +48,11 @@ _open: dict[Path, _Shared] = {}
 _opening = threading.Lock()
 
 
-def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk) -> Engine:
+def open_engine(
+    folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk, clock: Clock | None = None
+) -> Engine:
     """Open an engine, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     log = open_log(
         disk(folder),
         segment_bytes=settings.segment_bytes,

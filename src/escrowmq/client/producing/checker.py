@@ -171,6 +171,11 @@ class CheckLoop:
     def attend(self, present: bool) -> None:
         (self._present.set if present else self._present.clear)()
 
+    @property
+    def attends(self) -> bool:
+        """Return whether it receives checks, or will when the broker answers."""
+        return self._present.is_set() and self._thread.is_alive()
+
     def close(self) -> None:
         """Stop listening. Checks without an answer go to another producer."""
         self._closing.set()

@@ -427,6 +427,11 @@ class Production:
         for loop in self._loops:
             loop.attend(present)
 
+    @property
+    def answers_checks(self) -> bool:
+        """Return whether it has a checker, and is open and present: if it does not listen for checks, it soon will."""
+        return not self._closed and any(loop.attends for loop in self._loops)
+
     def listening(self, timeout: float) -> bool:
         """Wait until every reachable broker sends checks to this producer; False if not within ``timeout``. Raises
         Fenced."""
