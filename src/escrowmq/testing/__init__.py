@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
+    from escrowmq.testing.buses import AsyncMemoryBus, MemoryBus, amemory_bus, memory_bus
     from escrowmq.testing.crashing.everywhere import Survived, crash_everywhere
     from escrowmq.testing.crashing.world import World
-    from escrowmq.testing.buses import AsyncMemoryBus, MemoryBus, amemory_bus, memory_bus
 
 __all__ = ["AsyncMemoryBus", "MemoryBus", "Survived", "World", "amemory_bus", "crash_everywhere", "memory_bus"]
 

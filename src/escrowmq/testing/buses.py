@@ -1,8 +1,8 @@
 """A bus to a broker in memory: the real engine and log, with a clock that a test moves.
 
-Every call is answered, and every receive that it serves, before it returns. :meth:`MemoryBroker.advance` moves time from
-one due event to the next, so check-backs, delays, retries and expired leases happen in their order, before it returns.
-Waits of a caller (``receive(wait=...)``, ``idle_timeout``) are in real seconds.
+Every call is answered, and every receive that it serves, before it returns. :meth:`MemoryBroker.advance` moves time
+from one due event to the next, so check-backs, delays, retries and expired leases happen in their order, before it
+returns. Waits of a caller (``receive(wait=...)``, ``idle_timeout``) are in real seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -51,10 +52,10 @@ class Observer(Protocol):
     """The process whose calls a link carries; see :mod:`escrowmq.testing.crashing`."""
 
     def before_call(self, kind: Exchange, batch: pa.RecordBatch, options: Mapping[str, Any]) -> None:
-        """Called before an exchange or parcel takes effect. An EscrowError is its answer."""
+        """Note an exchange or parcel that is about to take effect. An EscrowError becomes its answer."""
 
     def before_action(self, name: str) -> None:
-        """Called before an action runs."""
+        """Note an action that is about to run."""
 
 
 class _Held:
@@ -79,7 +80,7 @@ class MemoryBroker:
         self.engine = open_engine(Path("memory"), chosen, lambda _: MemoryDisk(), self.time)
         self.engine.start()
         self.calls = Calls(self.engine)
-        self.buses: list[BusBase[Any, Any, Any]] = []
+        self.buses: WeakSet[BusBase[Any, Any, Any]] = WeakSet()
         self._timer = Timer("escrowmq-memory-bus")
         self._changed = threading.Condition()
         self._changes = 0
@@ -317,7 +318,7 @@ class MemoryBus(Bus):
     def __init__(self, broker: MemoryBroker, observer: Observer | None = None) -> None:
         super().__init__([MemoryLink(broker, observer)])
         self.clock = Clock(broker)
-        broker.buses.append(self)
+        broker.buses.add(self)
 
     def sent(self, topic: str) -> list[ReadMessage]:
         """Return all messages of a topic that consumers may see, in the order in which they were stored. Half messages
@@ -340,7 +341,7 @@ class AsyncMemoryBus(AsyncBus):
         super().__init__([MemoryLoopLink(broker, observer)])
         self.clock = AsyncClock(broker)
         self._blocking = partial(MemoryBus, broker)
-        broker.buses.append(self)
+        broker.buses.add(self)
 
     async def sent(self, topic: str) -> list[ReadMessage]:
         """See :meth:`MemoryBus.sent`."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def escrow_bus() -> Iterator[MemoryBus]:
-    """A bus to a broker in memory, new for each test (:func:`escrowmq.testing.memory_bus`)."""
+    """Yield a bus to a broker in memory, new for each test (:func:`escrowmq.testing.memory_bus`)."""
     from escrowmq.testing import memory_bus
 
     with memory_bus() as bus:
@@ -25,5 +25,5 @@ def escrow_bus() -> Iterator[MemoryBus]:
 
 @pytest.fixture
 def escrow_clock(escrow_bus: MemoryBus) -> Clock:
-    """The clock of ``escrow_bus``: ``escrow_clock.advance(60)``."""
+    """Return the clock of ``escrow_bus``: ``escrow_clock.advance(60)``."""
     return escrow_bus.clock

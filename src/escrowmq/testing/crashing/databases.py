@@ -6,31 +6,32 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
-_READS = re.compile(r"\s*(SELECT|PRAGMA|EXPLAIN|SHOW|SET|BEGIN|SAVEPOINT|RELEASE|ROLLBACK|VALUES)\b", re.IGNORECASE)
-_WRITES = re.compile(r"\s*(INSERT(?: OR \w+)? INTO|UPDATE|DELETE FROM|CREATE TABLE|DROP TABLE)\s+([\w.\"`]+)", re.IGNORECASE)
+_READS = re.compile(r"\s*(SELECT|PRAGMA|EXPLAIN|SHOW|SET|BEGIN|SAVEPOINT|RELEASE|ROLLBACK|VALUES)\b", re.I)
+_WRITES = re.compile(r"\s*(INSERT(?: OR \w+)? INTO|UPDATE|DELETE FROM|(?:CREATE|DROP) TABLE)\s+([\w.\"`]+)", re.I)
 
 
 class WatchedEngine:
     """An engine whose steps are those of a process, until :meth:`release`. ``step`` is called before each."""
 
     def __init__(self, engine: sa.Engine | AsyncEngine, step: Callable[[str], None]) -> None:
-        self.engine = engine
+        self.is_async = isinstance(engine, AsyncEngine)
         self._step = step
         self._sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
-        self._in_use: set[Any] = set()
+        self._in_use: dict[Any, Any] = {}  # a weak reference to the connection, by its entry of the pool
         self._written: WeakKeyDictionary[sa.Connection, list[str]] = WeakKeyDictionary()  # in open transactions
-        self._listeners = {
+        self._listeners: dict[str, Callable[..., Any]] = {
             "before_cursor_execute": self._on_statement,
             "commit": self._on_commit,
             "rollback": self._on_rollback,
-            "checkout": lambda connection, *_: self._in_use.add(connection),
-            "checkin": lambda connection, _: self._in_use.discard(connection),
+            "checkout": lambda _, entry, connection: self._in_use.update({entry: ref(connection)}),
+            "checkin": lambda _, entry: self._in_use.pop(entry, None),
         }
         for name, listener in self._listeners.items():
             event.listen(self._sync, name, listener)
@@ -51,23 +52,31 @@ class WatchedEngine:
 
     def release(self) -> None:
         """Drop the connections, whose transactions roll back, and watch no longer."""
+        for connection in self._left():
+            with suppress(sa.exc.SQLAlchemyError):
+                connection.invalidate()
+        self._sync.dispose()
+        self._ignore()
+
+    async def arelease(self) -> None:
+        """As :meth:`release`, for an asynchronous engine, on its event loop."""
+        for connection in self._left():
+            with suppress(sa.exc.SQLAlchemyError):
+                await greenlet_spawn(connection.invalidate)
+        await greenlet_spawn(self._sync.dispose)
+        self._ignore()
+
+    def _left(self) -> list[Any]:
+        """Return the connections that the process has not returned to the pool."""
+        return [connection for reference in [*self._in_use.values()] if (connection := reference()) is not None]
+
+    def _ignore(self) -> None:
         for name, listener in self._listeners.items():
             event.remove(self._sync, name, listener)
-        if isinstance(self.engine, AsyncEngine):  # its own loop closes it
-            return
-        for connection in list(self._in_use):
-            with suppress(Exception):  # closed already
-                connection.close()
-        self._sync.dispose()
-
-    async def dispose(self) -> None:
-        """Close the pool of an asynchronous engine."""
-        if isinstance(self.engine, AsyncEngine):
-            await self.engine.dispose()
 
 
 def open_engine(path: str, options: dict[str, Any]) -> sa.Engine:
-    """Return an engine on a SQLite file. Its commits are not synced: the machine of a test does not crash."""
+    """Return an engine on a SQLite file. Its commits are not synced, because the machine of a test does not crash."""
     engine = sa.create_engine(f"sqlite:///{path}", **options)
     event.listen(engine, "connect", _do_not_sync)
     return engine
@@ -81,7 +90,10 @@ def open_async_engine(path: str, options: dict[str, Any]) -> AsyncEngine:
 
 
 def _do_not_sync(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA synchronous = OFF")
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA synchronous = OFF")
+    cursor.execute("PRAGMA journal_mode = MEMORY")
+    cursor.close()
 
 
 def rows_of(engine: sa.Engine, query: str) -> list[Any]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.testing.crashing.process import Step
-from escrowmq.testing.crashing.running import ROUNDS, Program, Trial
+from escrowmq.testing.crashing.running import Program, Trial
 from escrowmq.testing.crashing.world import World
 
 Ids = Callable[[World], Iterable[object]]
 """A function that returns ids, each as often as it is there."""
 
-_CONTEXT = 6  # steps before the crash that a report shows
+_SHOWN = 40  # steps of a run that a report shows, at most
 _ALSO = 10  # further crashes that a report names
 _TIMES = {0: "never", 1: "once", 2: "twice"}
 
@@ -45,8 +45,9 @@ def crash_everywhere(
     sent: Ids | str | None = None,
     effects: Ids | str | None = None,
     wait: float = 120.0,
+    crashes: int = 1,
 ) -> Survived:
-    """Kill your programs before each of their steps, one crash in each run, and verify that both sides agree by id.
+    """Kill your programs before each of their steps, each time in a new run, and verify that both sides agree by id.
 
     ``programs`` are your processes: functions (or coroutine functions) of a :class:`World`, which do all pending work
     and return. A run starts them one after another. The one that is killed loses its connections, its open database
@@ -62,6 +63,9 @@ def crash_everywhere(
       (without a key by the message id);
     - ``effects``: of what the consumers' databases have; as ``committed``.
 
+    ``crashes``: crashes of one run, at most. With 2, also the steps after a restart and those of checkers are
+    interrupted: about as many runs as the square of the number of steps.
+
     Returns the steps. Raises AssertionError that names the steps between which a crash did harm, and the ids; an
     exception of a program in the run without a crash; Misuse(BAD_ARGUMENT) for fewer than two sides, or if the run
     without a crash leaves nothing to compare.
@@ -71,20 +75,73 @@ def crash_everywhere(
     if len(sides) < 2 or not programs:
         hint = "programs, and at least two of committed=, sent= and effects="
         raise Misuse(Code.BAD_ARGUMENT, "there is nothing to compare", hint)
-    steps = _run_undisturbed(programs, setup, wait, sides)
-    failures: list[_Failure] = []
-    number = 1
-    while True:
-        with Trial(programs, setup, wait, number) as trial:
+    search = _Search(programs, setup, wait, sides)
+    steps = search.run_undisturbed()
+    search.explore((), len(steps), crashes)
+    if search.failures:
+        raise AssertionError(_report(search.failures, search.runs))
+    return Survived(steps, search.runs)
+
+
+class _Search:
+    """All runs of one call of :func:`crash_everywhere`."""
+
+    def __init__(
+        self,
+        programs: tuple[Program, ...],
+        setup: Callable[[World], object] | None,
+        wait: float,
+        sides: Mapping[str, Ids],
+    ) -> None:
+        self._given = programs, setup, wait
+        self._sides = sides
+        self.runs = 0
+        self.failures: list[_Failure] = []
+
+    def run_undisturbed(self) -> list[Step]:
+        """Return the steps of a run without a crash."""
+        with Trial(*self._given) as trial:
             trial.run()
-            if trial.timeline.killed is None and number > len(steps):
-                break
-            if trial.timeline.killed is not None and (wrong := _wrong(trial, sides)):
-                failures.append(_Failure(trial.timeline.describe_kill(), wrong, _story(trial)))
-        number += 1
-    if failures:
-        raise AssertionError(_report(failures, number - 1))
-    return Survived(steps, number - 1)
+            if trial.problem is not None:
+                raise trial.problem[1]
+            if wrong := self._wrong(trial):
+                raise AssertionError("\n  ".join(["both sides disagree, even without a crash:", *wrong]))
+            if not any(any(True for _ in trial.ask(ids)) for ids in self._sides.values()):
+                text = "the programs left no ids, so a crash cannot do harm"
+                raise Misuse(Code.BAD_ARGUMENT, text, "do they do any work? Do the queries find it?")
+            return trial.timeline.steps
+
+    def explore(self, before: tuple[int, ...], least: int, more: int) -> None:
+        """Run with the kills ``before`` and ``more`` further ones, at every step after them; at least up to step
+        ``least``."""
+        number = before[-1] if before else 1
+        while True:
+            kills = (*before, number)
+            with Trial(*self._given, kills) as trial:
+                trial.run()
+                complete = trial.timeline.is_complete
+                if complete:
+                    self.runs += 1
+                    if wrong := self._wrong(trial):
+                        self.failures.append(_Failure(trial.timeline.describe(), wrong, trial.timeline.lines()))
+            if complete and more > 1:
+                self.explore(kills, 0, more - 1)
+            if not complete and number > least:
+                return
+            number += 1
+
+    def _wrong(self, trial: Trial) -> list[str]:
+        """Return what is wrong after a run."""
+        if trial.problem is not None:
+            name, problem = trial.problem
+            return [f"started again, {name} raised {problem!r}"]
+        counts = {name: Counter(map(str, trial.ask(ids))) for name, ids in self._sides.items()}
+        every = dict.fromkeys(identity for side in counts.values() for identity in side)
+        return [
+            f"{identity}: " + ", ".join(f"{name} {_times(side[identity])}" for name, side in counts.items())
+            for identity in every
+            if len({side[identity] for side in counts.values()}) > 1
+        ]
 
 
 def _ids(name: str, source: Ids | str) -> Ids:
@@ -101,57 +158,18 @@ def _ids(name: str, source: Ids | str) -> Ids:
     return query
 
 
-def _run_undisturbed(
-    programs: tuple[Program, ...], setup: Callable[[World], object] | None, wait: float, sides: Mapping[str, Ids]
-) -> list[Step]:
-    """Return the steps of a run without a crash."""
-    with Trial(programs, setup, wait, None) as trial:
-        trial.run()
-        if trial.problem is not None:
-            raise trial.problem[1]
-        if wrong := _wrong(trial, sides):
-            raise AssertionError("\n  ".join(["both sides disagree, even without a crash:", *wrong]))
-        if not any(any(True for _ in trial.ask(ids)) for ids in sides.values()):
-            text = "the programs left no ids, so a crash cannot do harm"
-            raise Misuse(Code.BAD_ARGUMENT, text, "do they do any work? Do the queries find it?")
-        return trial.timeline.steps
-
-
-def _wrong(trial: Trial, sides: Mapping[str, Ids]) -> list[str]:
-    """Return what is wrong after a run."""
-    if trial.problem is not None:
-        name, problem = trial.problem
-        return [f"started again, {name} raised {problem!r}"]
-    counts = {name: Counter(map(str, trial.ask(ids))) for name, ids in sides.items()}
-    every = dict.fromkeys(identity for side in counts.values() for identity in side)
-    return [
-        f"{identity}: " + ", ".join(f"{name} {_times(side[identity])}" for name, side in counts.items())
-        for identity in every
-        if len({side[identity] for side in counts.values()}) > 1
-    ]
-
-
 def _times(count: int) -> str:
     return _TIMES.get(count, f"{count} times")
 
 
-def _story(trial: Trial) -> list[str]:
-    """Return the steps around the crash, as lines."""
-    timeline = trial.timeline
-    lines = [f"{number:4} {step}" for number, step in enumerate(timeline.steps, 1)]
-    at = timeline.killed_after
-    return [*lines[max(at - _CONTEXT, 0) : at], f"   X {timeline.killed}, not reached", *lines[at:]]
-
-
-def _report(failures: list[_Failure], crashes: int) -> str:
+def _report(failures: list[_Failure], runs: int) -> str:
     first = failures[0]
-    lines = [f"{len(failures)} of {crashes} crashes did harm. {first.crash}:"]
+    lines = [f"{len(failures)} of {runs} crashes did harm. {first.crash}:"]
     lines += [f"  {wrong}" for wrong in first.wrong]
-    lines += ["the steps of that run:", *first.steps]
+    lines += ["the steps of that run:", *first.steps[:_SHOWN]]
+    lines += [f"     and {len(first.steps) - _SHOWN} more"] if len(first.steps) > _SHOWN else []
     if len(failures) > 1:
         lines.append("and also:")
-        for failure in failures[1 : 1 + _ALSO]:
-            lines.append(f"  {failure.crash}: {'; '.join(failure.wrong)}")
-    if len(failures) > 1 + _ALSO:
-        lines.append(f"  and {len(failures) - 1 - _ALSO} more")
+    lines += [f"  {failure.crash}: {'; '.join(failure.wrong)}" for failure in failures[1 : 1 + _ALSO]]
+    lines += [f"  and {len(failures) - 1 - _ALSO} more"] if len(failures) > 1 + _ALSO else []
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The steps of a program under test, and its death before one of them.
 
-A step is a request that changes something: a send, a prepare, a decision, an acknowledgement, an action of the admin API,
-a statement that writes, a COMMIT, and what the program itself marks by :meth:`World.step`. A process that is killed
+A step is a request that changes something: a send, a prepare, a decision, an acknowledgement, an action of the admin
+API, a statement that writes, a COMMIT, and what the program itself marks by :meth:`World.step`. A process that is killed
 before step *k* is the same as one that is killed after step *k - 1*, which took effect although its answer was lost. So
 it is enough to be killed before each step.
 """
@@ -9,9 +9,10 @@ it is enough to be killed before each step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -41,36 +42,57 @@ class Step:
         return f"{self.process}: {self.text}"
 
 
-@dataclass(slots=True)
-class Timeline:
-    """The steps of all processes of one run, in their order. ``kill_at``: the number of the step, from 1, before which
-    its process is killed; None: no process is."""
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The end of a process: after ``after`` steps of the run, before ``before``, which it did not reach."""
 
-    kill_at: int | None = None
-    steps: list[Step] = field(default_factory=list)
-    killed: Step | None = None
-    """The step that was not reached any more."""
-    killed_after: int = 0
-    """How many steps came before it."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    after: int
+    before: Step
+
+
+class Timeline:
+    """The steps of all processes of one run, in their order. ``kills``: the numbers of steps, from 1 and ascending,
+    before which a process is killed. A number may be there twice: what is restarted is killed at once."""
+
+    def __init__(self, kills: Sequence[int] = ()) -> None:
+        self.steps: list[Step] = []
+        self.killed: list[Kill] = []
+        self._left = deque(kills)
+        self._lock = threading.Lock()
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all kills have happened."""
+        return not self._left
 
     def reach(self, step: Step) -> bool:
         """Record a step. Returns whether its process is killed now instead."""
-        with self.lock:
-            if self.killed is None and len(self.steps) + 1 == self.kill_at:
-                self.killed, self.killed_after = step, len(self.steps)
+        with self._lock:
+            if self._left and len(self.steps) + 1 == self._left[0]:
+                self._left.popleft()
+                self.killed.append(Kill(len(self.steps), step))
                 return True
             self.steps.append(step)
             return False
 
-    def describe_kill(self) -> str:
-        """Say between which steps the process was killed."""
-        assert self.killed is not None
+    def describe(self) -> str:
+        """Say between which steps processes were killed."""
+        return ", then ".join(map(self._describe, self.killed))
+
+    def _describe(self, kill: Kill) -> str:
         after = ""
-        if self.killed_after:
-            last = self.steps[self.killed_after - 1]
-            after = f"after {last.text if last.process == self.killed.process else last} and "
-        return f"{self.killed.process} was killed {after}before {self.killed.text}"
+        if kill.after:
+            last = self.steps[kill.after - 1]
+            after = f"after {last.text if last.process == kill.before.process else last} and "
+        return f"{kill.before.process} was killed {after}before {kill.before.text}"
+
+    def lines(self) -> list[str]:
+        """Return all steps and kills, a line each."""
+        ends = [f"   X {kill.before}, not reached" for kill in self.killed]
+        lines = [f"{number:4} {step}" for number, step in enumerate(self.steps, 1)]
+        for kill, line in zip(reversed(self.killed), reversed(ends), strict=True):
+            lines.insert(kill.after, line)
+        return lines
 
 
 class Process:

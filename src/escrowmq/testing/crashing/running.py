@@ -11,9 +11,9 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
+from escrowmq.testing.buses import MemoryBroker, MemoryBus
 from escrowmq.testing.crashing.process import Process, ProcessKilled, Timeline
 from escrowmq.testing.crashing.world import World
-from escrowmq.testing.buses import MemoryBroker, MemoryBus
 
 Program = Callable[[World], object]
 """A function, or a coroutine function, that is one process from its start to its end."""
@@ -67,28 +67,24 @@ class _LoopThread:
         result.result()
 
     def close(self, last: Coroutine[Any, Any, object]) -> None:
+        """Await ``last``, and end the loop."""
         asyncio.run_coroutine_threadsafe(last, self._loop).result()
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class Trial:
     """One run of all programs. ``problem``: an exception that a living program raised, with the program's name."""
 
     def __init__(
-        self, programs: Sequence[Program], setup: Callable[[World], object] | None, wait: float, kill_at: int | None
+        self,
+        programs: Sequence[Program],
+        setup: Callable[[World], object] | None,
+        wait: float,
+        kills: Sequence[int] = (),
     ) -> None:
-        self.timeline = Timeline(kill_at)
+        self.timeline = Timeline(kills)
         self.problem: tuple[str, BaseException] | None = None
         self._programs, self._wait = programs, wait
         self._setup = setup
@@ -116,9 +112,9 @@ class Trial:
         if self._setup is not None:
             self.ask(self._setup)
         for _ in range(ROUNDS):
-            before = self.timeline.killed
+            before = len(self.timeline.killed)
             self._run_round()
-            if self.problem or (self.timeline.killed is before and self.ask(_is_quiet)):
+            if self.problem or (len(self.timeline.killed) == before and self.ask(_is_quiet)):
                 return
 
     def _run_round(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.platform.extras import missing_package
-from escrowmq.testing.crashing.process import Process
 from escrowmq.testing.buses import AsyncMemoryBus, Clock, MemoryBroker, MemoryBus
+from escrowmq.testing.crashing.process import Process
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -88,17 +89,22 @@ class World:
         """Close everything of the process; after a crash nothing reaches the broker or a database any more."""
         for bus in self._buses:
             bus.close(grace=0)
-            self._broker.buses.remove(bus)
         for watched in self._watched:
-            watched.release()
+            if not watched.is_async:
+                watched.release()
 
     async def _aclose(self) -> None:
-        """Close what belongs to the running event loop."""
+        """Close what belongs to the running event loop, and cancel its tasks."""
         for bus in self._async_buses:
             await bus.close(grace=0)
-            self._broker.buses.remove(bus)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for watched in self._watched:
-            await watched.dispose()
+            if watched.is_async:
+                await watched.arelease()
+        await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def _databases(who: str) -> Any:
