@@ -69,7 +69,7 @@ def test_no_room_is_called_utils() -> None:
 def test_pyspark_and_sqlalchemy_stay_in_their_rooms() -> None:
     rooms = {
         "pyspark": {"pipeline", "spark"},
-        "sqlalchemy": {"handlers", "outbox", "compensation", "pipeline", "overview"},
+        "sqlalchemy": {"outbox", "handlers", "compensation", "pipeline", "overview", "testing"},
     }
     for path in (path for path in SOURCES if not path.is_relative_to(LAB)):
         room = path.relative_to(ROOT / "src" / "escrowmq").parts[0]

@@ -70,6 +70,7 @@ def crash_everywhere(
     exception of a program in the run without a crash; Misuse(BAD_ARGUMENT) for fewer than two sides, or if the run
     without a crash leaves nothing to compare.
     """
+    __tracebackhide__ = True  # pytest shows the caller's line instead
     given = {"committed": committed, "sent": sent, "effects": effects}
     sides = {name: _ids(name, source) for name, source in given.items() if source is not None}
     if len(sides) < 2 or not programs:

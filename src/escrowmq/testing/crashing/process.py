@@ -1,9 +1,9 @@
 """The steps of a program under test, and its death before one of them.
 
 A step is a request that changes something: a send, a prepare, a decision, an acknowledgement, an action of the admin
-API, a statement that writes, a COMMIT, and what the program itself marks by :meth:`World.step`. A process that is killed
-before step *k* is the same as one that is killed after step *k - 1*, which took effect although its answer was lost. So
-it is enough to be killed before each step.
+API, a statement that writes, a COMMIT, and what the program itself marks by :meth:`World.step`. To be killed before
+step *k* is the same as to be killed after step *k - 1*, which took effect although its answer was lost. So a process is
+only killed before steps.
 """
 
 from __future__ import annotations

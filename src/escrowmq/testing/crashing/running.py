@@ -25,23 +25,22 @@ ROUNDS = 20
 class Running:
     """One start of a program, from its first step until its process ends."""
 
-    def __init__(self, program: Program, process: Process, world: World) -> None:
+    def __init__(self, process: Process, world: World) -> None:
         self.process, self.world = process, world
         self._loop: _LoopThread | None = None
-        self.problem: BaseException | None = None
+
+    def run(self, program: Program) -> BaseException | None:
+        """Run the program until it returns or is killed. Returns the exception of a living one."""
         try:
             if inspect.iscoroutinefunction(program):
                 self._loop = _LoopThread()
-                self._loop.run(program(world), process)
+                self._loop.run(program(self.world), self.process)
             else:
-                program(world)
-            process.step("its end")
-        except (ProcessKilled, CancelledError) as problem:
-            if not process.is_dead:
-                self.problem = problem
-        except BaseException as problem:
-            if isinstance(problem, KeyboardInterrupt) or not process.is_dead:
-                self.problem = problem
+                program(self.world)
+            self.process.step("its end")
+        except (Exception, ProcessKilled, CancelledError) as problem:
+            return None if self.process.is_dead else problem
+        return None
 
     def end(self) -> None:
         """Close what the process has open. Of a dead process, nothing takes effect."""
@@ -139,14 +138,14 @@ class Trial:
         self._starts[number] += 1
         process = Process(name, self.timeline)
         world = World(self.broker, Path(self._folder.name), process, self._starts[number])
-        running = Running(program, process, world)
-        if running.problem is not None:
-            self.problem = name, running.problem
-        if process.is_dead:
-            running.end()
-            return False
+        running = Running(process, world)
         open_.append(running)
-        return True
+        if (problem := running.run(program)) is not None:
+            self.problem = name, problem
+        if process.is_dead:
+            open_.remove(running)
+            running.end()
+        return not process.is_dead
 
 
 def _is_quiet(world: World) -> bool:
