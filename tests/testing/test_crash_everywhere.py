@@ -1,5 +1,7 @@
 """What ``crash_everywhere`` reports, and refuses."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,30 @@ def test_a_dead_process_has_no_further_effect() -> None:
     crash_everywhere(stubborn, committed=marks, sent="orders")
     assert len(set(seen)) == len(seen) >= 4  # each run has a folder of its own
     assert not any(folder.exists() for folder in seen)
+
+
+def test_it_needs_no_extra(tmp_path: Path) -> None:
+    """Only a program that uses SQLAlchemy needs it."""
+    program = """
+import sys
+
+for name in ("sqlalchemy", "typer", "rich", "pytest", "hypothesis", "prometheus_client"):
+    sys.modules[name] = None
+
+import escrowmq as mq
+from escrowmq.testing import crash_everywhere
+
+
+def shop(world):
+    for _ in range(1 - len(world.bus().sent("orders"))):
+        world.bus().producer("shop").send("orders", b"", key="o-1")
+
+
+print(crash_everywhere(shop, committed=lambda world: ["o-1"], sent="orders").crashes)
+try:
+    crash_everywhere(shop, committed="SELECT id FROM orders", sent="orders")
+except mq.Misuse as problem:
+    print(problem.code.name, "escrowmq[outbox]" in str(problem))
+"""
+    result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "2\nMISSING_PACKAGE True\n", "")

@@ -347,3 +347,51 @@ def test_a_mistake_is_found(
     report = str(failed.value)
     assert f"was killed {found}" in report, report
     assert wrong in report, report
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_a_database_of_your_own_is_watched(database_url: str, record: bool) -> None:
+    """One engine of the whole program, as many have it, on any database."""
+    engine = sa.create_engine(database_url)
+
+    def clear(world: World) -> None:
+        metadata.create_all(engine)
+        outbox.migrate(engine)
+        with engine.begin() as connection:
+            for name in ("orders", "points", "trans_barrier", "trans_recv_log"):
+                connection.execute(sa.text(f"DELETE FROM {name}"))
+
+    def shop(world: World) -> None:
+        world.watch(engine)
+        producer = world.bus().producer("shop", checker=outbox.Barrier(engine))
+        if not world.restarted:
+            with producer.transaction() as txn:
+                txn.send("orders", b"one book", key="o-1")
+                with engine.begin() as connection:
+                    add(connection)
+                    outbox.bind_tx(connection, txn)
+
+    def club(world: World) -> None:
+        world.watch(engine)
+        for message in received(world):
+            with engine.begin() as connection:
+                if not record or outbox.claim_tx(connection, message, group="club"):
+                    give(connection, message)
+            message.ack()
+
+    def ids_of(column: sa.Column[Any]) -> Callable[[World], list[str]]:
+        def read(world: World) -> list[str]:
+            with engine.connect() as connection:
+                return list(connection.scalars(sa.select(column)))
+
+        return read
+
+    sides: dict[str, Any] = {"committed": ids_of(orders.c.id), "sent": "orders", "effects": ids_of(points.c.buyer)}
+    try:
+        if record:
+            assert crash_everywhere(shop, club, setup=clear, **sides).crashes > 8
+        else:
+            with pytest.raises(AssertionError, match="o-1: committed once, sent once, effects twice"):
+                crash_everywhere(shop, club, setup=clear, **sides)
+    finally:
+        engine.dispose()

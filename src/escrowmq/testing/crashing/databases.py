@@ -16,6 +16,9 @@ from sqlalchemy.util import greenlet_spawn
 _READS = re.compile(r"\s*(SELECT|PRAGMA|EXPLAIN|SHOW|SET|BEGIN|SAVEPOINT|RELEASE|ROLLBACK|VALUES)\b", re.I)
 _WRITES = re.compile(r"\s*(INSERT(?: OR \w+)? INTO|UPDATE|DELETE FROM|(?:CREATE|DROP) TABLE)\s+([\w.\"`]+)", re.I)
 
+_watched: WeakKeyDictionary[sa.Engine, WatchedEngine] = WeakKeyDictionary()
+"""Who watches an engine now."""
+
 
 class WatchedEngine:
     """An engine whose steps are those of a process, until :meth:`release`. ``step`` is called before each."""
@@ -33,6 +36,9 @@ class WatchedEngine:
             "checkout": lambda _, entry, connection: self._in_use.update({entry: ref(connection)}),
             "checkin": lambda _, entry: self._in_use.pop(entry, None),
         }
+        if (before := _watched.get(self._sync)) is not None:
+            before._ignore()
+        _watched[self._sync] = self
         for name, listener in self._listeners.items():
             event.listen(self._sync, name, listener)
 
@@ -72,7 +78,8 @@ class WatchedEngine:
 
     def _ignore(self) -> None:
         for name, listener in self._listeners.items():
-            event.remove(self._sync, name, listener)
+            if event.contains(self._sync, name, listener):
+                event.remove(self._sync, name, listener)
 
 
 def open_engine(path: str, options: dict[str, Any]) -> sa.Engine:

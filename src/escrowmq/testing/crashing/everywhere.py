@@ -152,9 +152,10 @@ def _ids(name: str, source: Ids | str) -> Ids:
         return lambda world: [m.message_id.hex() if m.key is None else m.key for m in world.bus().sent(source)]
 
     def query(world: World) -> Iterable[object]:
+        engine = world.engine()
         from escrowmq.testing.crashing.databases import rows_of
 
-        return rows_of(world.engine(), source)
+        return rows_of(engine, source)
 
     return query
 

@@ -65,15 +65,19 @@ class Timeline:
         """Return whether all kills have happened."""
         return not self._left
 
-    def reach(self, step: Step) -> bool:
-        """Record a step. Returns whether its process is killed now instead."""
+    def reach(self, process: Process, text: str) -> bool:
+        """Record a step of a living process. Returns whether it is killed now instead."""
+        step = Step(process.name, text)
         with self._lock:
+            if process.is_dead:
+                return False
             if self._left and len(self.steps) + 1 == self._left[0]:
                 self._left.popleft()
                 self.killed.append(Kill(len(self.steps), step))
-                return True
-            self.steps.append(step)
-            return False
+                process.is_dead = True
+            else:
+                self.steps.append(step)
+            return process.is_dead
 
     def describe(self) -> str:
         """Say between which steps processes were killed."""
@@ -112,8 +116,7 @@ class Process:
 
     def step(self, text: str) -> None:
         """Reach a step, unless the process is dead or killed now; then raise."""
-        if not self.is_dead and self.timeline.reach(Step(self.name, text)):
-            self.is_dead = True
+        if self.timeline.reach(self, text):
             for link in self.links:
                 link.close()
         self.check_alive()

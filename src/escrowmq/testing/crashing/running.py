@@ -32,11 +32,10 @@ class Running:
     def run(self, program: Program) -> BaseException | None:
         """Run the program until it returns or is killed. Returns the exception of a living one."""
         try:
-            if inspect.iscoroutinefunction(program):
+            result = program(self.world)
+            if inspect.iscoroutine(result):  # not begun yet
                 self._loop = _LoopThread()
-                self._loop.run(program(self.world), self.process)
-            else:
-                program(self.world)
+                self._loop.run(result, self.process)
             self.process.step("its end")
         except (Exception, ProcessKilled, CancelledError) as problem:
             return None if self.process.is_dead else problem

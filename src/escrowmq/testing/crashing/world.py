@@ -69,7 +69,8 @@ class World:
 
     def watch(self, engine: EngineT) -> EngineT:
         """Make the writing statements and commits of an engine of your own steps of this process. Its connections are
-        closed when the process ends. Clear the database in ``setup``. Returns the engine."""
+        closed when the process ends. Clear the database in ``setup``. An engine that several processes watch belongs to
+        the last of them. Returns the engine."""
         databases = _databases("world.watch")
         self._watched.append(databases.WatchedEngine(engine, self.step))
         return engine
@@ -111,5 +112,7 @@ def _databases(who: str) -> Any:
     try:
         from escrowmq.testing.crashing import databases
     except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "sqlalchemy":
+            raise
         raise missing_package("sqlalchemy", who) from problem
     return databases
