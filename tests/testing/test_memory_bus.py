@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq import testing
+from escrowmq.testing import buses
 
 
 def keys(messages: list) -> list[str | None]:
@@ -184,3 +185,42 @@ def test_one_move_is_as_good_as_many(steps: list[float]) -> None:
             return sorted(events)
 
     assert happened(steps) == happened([sum(timedelta(seconds=step).total_seconds() for step in steps)])
+
+
+def test_receives_of_one_consumer_are_answered_in_their_order() -> None:
+    """However many it has sent ahead, and whoever serves them."""
+    with testing.memory_bus() as bus:
+        shop, cart = bus.producer("shop"), bus.consumer("cart", "orders", ordered=True, prefetch=4, max_bytes=1)
+
+        def send() -> None:
+            for number in range(60):
+                shop.send("orders", b"", key="o-1", tag=str(number))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        got = []
+        for message in cart:
+            got.append(int(message.tag or ""))
+            message.ack()
+            if len(got) == 60:
+                break
+        thread.join()
+        assert got == list(range(60))
+
+
+def test_a_checker_that_waits_for_the_test_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buses, "PATIENCE", 0.1)
+    may_answer = threading.Event()
+    with testing.memory_bus() as bus:
+
+        def decide(check: mq.Check) -> mq.Outcome:
+            may_answer.wait()
+            return mq.COMMIT
+
+        bus.producer("shop", checker=decide).prepare("orders", b"one", key="o-1")
+        with pytest.raises(mq.Unknown, match="1 checks are unanswered"):
+            bus.clock.advance(6)
+        may_answer.set()
+        monkeypatch.undo()
+        bus.clock.advance(0)
+        assert keys(bus.sent("orders")) == ["o-1"]

@@ -63,6 +63,7 @@ class _Held:
 
     def __init__(self, options: ExchangeOptions) -> None:
         self.options: Any = {**options, "wait_ms": 0}
+        self.line = self.options["group"], self.options["member"]
         self.answer: Future[pa.RecordBatch] = Future()
         self._claim = threading.Lock()
 
@@ -98,16 +99,16 @@ class MemoryBroker:
     # Receives
 
     def hold(self, options: ExchangeOptions) -> Future[pa.RecordBatch]:
-        """Answer a receive now, or when there are messages, or empty after its ``wait_ms`` in real time."""
-        held = _Held(options)
-        if not self._try(held):
-            wait_ms = int(options.get("wait_ms", 0))  # type: ignore[call-overload]
-            if wait_ms <= 0:
-                held.answer.set_result(empty(DELIVERY))
-            else:
-                self._held.append(held)
-                self._timer.after(wait_ms / 1000, partial(self._give_up, held))
-                self.serve()  # something may have come meanwhile
+        """Answer a receive now, or when there are messages, or empty after its ``wait_ms`` in real time. The receives
+        of a member are answered in their order (I20)."""
+        held, wait_ms = _Held(options), int(options.get("wait_ms", 0))  # type: ignore[call-overload]
+        if wait_ms <= 0:
+            if not self._try(held):
+                self._give_up(held)
+        elif any(other.line == held.line for other in self._held.copy()) or not self._try(held):
+            self._held.append(held)
+            self._timer.after(wait_ms / 1000, partial(self._give_up, held))
+            self.serve()  # something may have come meanwhile
         return held.answer
 
     def _try(self, held: _Held) -> bool:
@@ -145,10 +146,15 @@ class MemoryBroker:
         while True:
             seen = self._changes
             try:
+                empty_lines = set()
                 for held in self._held.copy():
-                    if self._try(held):
-                        with suppress(ValueError):  # it was given up
-                            self._held.remove(held)
+                    if held.line in empty_lines:
+                        continue
+                    if not self._try(held):
+                        empty_lines.add(held.line)
+                        continue
+                    with suppress(ValueError):  # it was given up
+                        self._held.remove(held)
             except BaseException:
                 self._serving = False
                 raise
@@ -209,14 +215,16 @@ class MemoryBroker:
         while True:
             seen = self._changes
             self.engine.look(lambda: None).result()
-            if self.engine.listeners.unanswered:
-                if time.monotonic() > deadline:
-                    raise Unknown(Code.TIMED_OUT, f"a checker has not answered for {PATIENCE:g} s")
-                with self._changed:
-                    self._changed.wait_for(lambda: seen != self._changes, _STEP)  # noqa: B023
-            elif self._due_us() > self.time.now_us():
+            unanswered = self.engine.listeners.unanswered
+            if not unanswered and self._due_us() > self.time.now_us():
                 self.serve()
                 return
+            if time.monotonic() > deadline:
+                text = f"after {PATIENCE:g} s something is still due, and {unanswered} checks are unanswered"
+                raise Unknown(Code.TIMED_OUT, text, "does a checker wait for this test?")
+            if unanswered:
+                with self._changed:
+                    self._changed.wait_for(lambda: seen != self._changes, _STEP)  # noqa: B023
 
 
 class MemoryLink(EmbeddedLink):

@@ -32,6 +32,8 @@ class WatchedEngine:
         self._listeners: dict[str, Callable[..., Any]] = {
             "before_cursor_execute": self._on_statement,
             "commit": self._on_commit,
+            "prepare_twophase": lambda connection, _: self._step("PREPARE TRANSACTION"),
+            "commit_twophase": lambda connection, *_: self._on_commit(connection),
             "rollback": self._on_rollback,
             "checkout": lambda _, entry, connection: self._in_use.update({entry: ref(connection)}),
             "checkin": lambda _, entry: self._in_use.pop(entry, None),
