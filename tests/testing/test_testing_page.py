@@ -1,5 +1,6 @@
 """What docs/testing.md tells a reader to type works, and shows what the page says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,14 +16,15 @@ FIRST = "def give_points(message: mq.Received, engine: sa.Engine) -> None:\n"
 def run(folder: Path, shop: str) -> subprocess.CompletedProcess[str]:
     for name, text in (FILES | {"shop.py": shop}).items():
         (folder / name).write_text(text)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    words = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "escrowmq.testing.plugin"]
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(words, cwd=folder, env=alone, capture_output=True, text=True)
 
 
 def test_the_programs_of_the_page_pass(tmp_path: Path) -> None:
     result = run(tmp_path, FILES["shop.py"])
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "3 passed" in result.stdout
+    assert "4 passed" in result.stdout
 
 
 def test_the_mistake_of_the_page_is_reported_as_it_says(tmp_path: Path) -> None:
