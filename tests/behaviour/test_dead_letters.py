@@ -56,6 +56,28 @@ def test_a_letter_that_died_again_is_not_the_one_that_was_shown(own: Own) -> Non
         assert ended == [{"results": {"CONFLICT": 1, "NOT_FOUND": 1, "OK": 1}, "each": ["CONFLICT", "NOT_FOUND", "OK"]}]
 
 
+def test_a_rejected_message_is_a_dead_letter_at_once_and_the_others_of_its_lease_go_on(own: Own) -> None:
+    with own().connect() as bus:
+        bus.admin.create_topic("orders", 1)
+        bus.producer("shop").send_batch([mq.Message("orders", b"%d" % number, key="k") for number in range(3)])
+        with bus.consumer("cart", "orders", ordered=True) as consumer:
+            messages = consumer.messages()
+            next(messages).ack()
+            next(messages).reject("no such product")
+            last = next(messages)
+            assert (last.body, last.redelivered) == (b"2", True)  # it waited behind the one that was rejected
+            last.ack()
+            consumer.flush()
+        (letter,) = bus.admin.dead_letters("cart")
+        assert (letter["offset"], letter["attempts"]) == (1, 1)
+        assert letter["cause"] == "no such product, attempt 1 of 16"
+        assert bus.admin.retry_dead_letters("cart") == 1
+        with bus.consumer("cart", "orders", ordered=True) as consumer:
+            [again] = consumer.receive(1, wait=5.0)
+            assert again.body == b"1"
+            again.ack()
+
+
 def test_all_goes_by_pages_and_settles_each_place_once(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "MOST_AT_ONCE", 2)
     with own().connect() as bus:

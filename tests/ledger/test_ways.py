@@ -227,6 +227,7 @@ def test_acknowledgements_go_as_rows_whatever_they_say():
         (Act.EXTEND, SECOND),
         (Act.RELEASE, 0),
         (Act.NACK, -2),
+        (Act.REJECT, 0),
         (9, 0),
     ]
     for act, delay in acts:

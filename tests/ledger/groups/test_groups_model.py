@@ -117,11 +117,13 @@ class NaiveGroup:
             run.add(o)
         return run
 
-    def fail(self, lease_id: int, failed: list[int], now: int, delay: int | None, cause: str) -> None:
+    def fail(
+        self, lease_id: int, failed: list[int], now: int, delay: int | None, cause: str, final: bool = False
+    ) -> None:
         messages = self.queues[self.leases[lease_id].queue]
         for o in failed:
             message = messages[o]
-            if message.attempt >= MAX_ATTEMPTS:
+            if final or message.attempt >= MAX_ATTEMPTS:
                 message.state, message.owner = "dead", None
                 message.cause = f"{cause}, attempt {message.attempt} of {MAX_ATTEMPTS}"
                 message.in_doubt = False
@@ -187,7 +189,7 @@ class NaiveGroup:
         elif act == Act.RELEASE:
             self.release(lease_id, mine, now)
         else:
-            self.fail(lease_id, mine, now, None if delay < 0 else delay, "because")
+            self.fail(lease_id, mine, now, None if delay < 0 else delay, "because", act == Act.REJECT)
         return Code.OK
 
 
@@ -378,7 +380,7 @@ class GroupsMachine(RuleBasedStateMachine):
             start = rng.randrange(lease.start, lease.end)
             count = rng.randint(1, lease.end - start)
             start += rng.choice([0] * 18 + [1, -1])
-            act = rng.choice([Act.ACK, Act.NACK, Act.NACK, Act.EXTEND, Act.RELEASE])
+            act = rng.choice([*[Act.ACK, Act.NACK, Act.NACK, Act.EXTEND, Act.RELEASE] * 3, Act.REJECT])
             delay = rng.choice([-1, 0, 7] if act == Act.NACK else [0, 15])
             rows.append((id, start, count, act, delay, "because"))
             expected.append(self.model.settle(id, start, count, act, delay, self.driver.now))

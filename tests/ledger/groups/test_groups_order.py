@@ -315,7 +315,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.hands[-1])
     @rule(
-        act=st.sampled_from([Act.ACK, Act.ACK, Act.ACK, Act.NACK, Act.NACK, Act.RELEASE]),
+        act=st.sampled_from([Act.ACK, Act.ACK, Act.ACK, Act.NACK, Act.NACK, Act.RELEASE, Act.REJECT]),
         delay=st.sampled_from([-1, 0]),
     )
     def work(self, act: Act, delay: int) -> None:

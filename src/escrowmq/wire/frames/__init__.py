@@ -69,7 +69,7 @@ below.
 | SEND, PREPARE | topic, body, key or null, tag or null, properties (`[[name, value], ...]`) or null, message id or \
 null, queue (-1: the broker chooses), born_us, delay_us, immunity_us, transaction to join or null |
 | END | transaction, outcome (0 unknown, 1 commit, 2 rollback) |
-| SETTLE | lease, start, count, act (0 ack, 1 nack, 2 extend, 3 release), delay_us, cause or null |
+| SETTLE | lease, start, count, act (0 ack, 1 nack, 2 extend, 3 release, 4 reject), delay_us, cause or null |
 | ROWS | code, position, queue, offset, transaction or null |
 
 Rows without a message id get the ids *instance, sequence*, *instance, sequence + 1* and so on, each 8 bytes,
