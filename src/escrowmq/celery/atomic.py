@@ -1,0 +1,58 @@
+"""``atomic``: tasks that are sent if and only if the database transaction commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import sqlalchemy as sa
+from celery.signals import after_task_publish
+from sqlalchemy.orm import Session, scoped_session
+
+from escrowmq.celery.transport import store
+from escrowmq.errors import Code, Misuse
+from escrowmq.model import Message
+from escrowmq.outbox.sending import send_tx
+from escrowmq.outbox.session import AnySession
+
+_published: ContextVar[list[str] | None] = ContextVar("published", default=None)
+
+
+@contextmanager
+def atomic(session: AnySession) -> Iterator[None]:
+    """Context manager: within it, ``delay`` and ``apply_async`` of any task write to the outbox, in the transaction of
+    ``session`` (a Session, scoped_session or Connection). The relay sends these tasks if that transaction commits.
+
+    It neither begins nor commits the transaction. It applies to this thread or asyncio task, and not to threads that
+    are started within it. The broker may be away. The tables are those of :func:`escrowmq.outbox.migrate`.
+
+    Raises what :func:`escrowmq.outbox.send_tx` raises; Misuse(BAD_ARGUMENT) for another object, and at its end if a
+    task was sent at once because the application has another broker than EscrowMQ.
+    """
+    if not isinstance(session, Session | scoped_session | sa.Connection):
+        hint = "a Session, a scoped_session or a Connection; of an AsyncSession, use it within run_sync"
+        raise Misuse(Code.BAD_ARGUMENT, f"{type(session).__name__} is not a session", hint)
+    stored, published = 0, list[str]()
+
+    def put(message: Message) -> None:
+        nonlocal stored
+        send_tx(session, message)
+        stored += 1
+
+    tokens = store.set(put), _published.set(published)
+    try:
+        yield
+    finally:
+        store.reset(tokens[0])
+        _published.reset(tokens[1])
+    if len(published) > stored:
+        text = f"{published[-1]} was sent at once, not with the transaction: its application has another broker"
+        raise Misuse(Code.BAD_ARGUMENT, text, "set broker_url to escrow://HOST:PORT")
+
+
+@after_task_publish.connect(weak=False)
+def _on_publish(sender: Any = None, **_: Any) -> None:
+    if (published := _published.get()) is not None:
+        published.append(str(sender))
