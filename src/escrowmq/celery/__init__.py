@@ -17,7 +17,7 @@ except ModuleNotFoundError as problem:
     raise missing_package("kombu", "escrowmq.celery") from problem
 
 if TYPE_CHECKING:
-    from escrowmq.celery.atomic import atomic
+    from escrowmq.celery.transactions import atomic
     from escrowmq.celery.transport import Transport
 
 __all__ = ["Transport", "atomic"]
@@ -25,7 +25,9 @@ __all__ = ["Transport", "atomic"]
 TRANSPORT_ALIASES |= dict.fromkeys(("escrow", "escrows"), "escrowmq.celery.transport:Transport")
 
 _NEEDS = {"kombu": "celery", "celery": "celery", "sqlalchemy": "celery"}
-__getattr__ = from_extra(__name__, {"Transport": "transport", "atomic": "atomic"}, needs=_NEEDS, who="escrowmq.celery")
+__getattr__ = from_extra(
+    __name__, {"Transport": "transport", "atomic": "transactions"}, needs=_NEEDS, who="escrowmq.celery"
+)
 
 
 def __dir__() -> list[str]:
