@@ -64,7 +64,8 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if requeue:
-            self.channel.settle(delivery_tag, Received.nack, None, REJECTED)
+            delay = self.channel.connection.client.transport_options.get("requeue_delay")
+            self.channel.settle(delivery_tag, Received.nack, delay, REJECTED)
         else:
             self.channel.settle(delivery_tag, Received.reject, REJECTED)
         self._forget(delivery_tag)
@@ -182,8 +183,7 @@ class Channel(virtual.Channel):
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
-        if queue is not None and queue not in self._active_queues:
-            feed = self._feeds.pop(queue)
+        if queue not in self._tag_to_queue.values() and (feed := self._feeds.pop(queue, None)) is not None:
             feed.stop()
             self.connection.stopping.append(feed)
             with self._changed:

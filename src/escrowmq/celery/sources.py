@@ -40,6 +40,8 @@ class Work:
 
     def receive(self, most: int, wait: float) -> list[Payload]:
         found = []
+        if not wait:
+            self.consumer.flush()  # what was returned before is there
         for message in self.consumer.receive(most, wait):
             try:
                 found.append(self._accept(message))

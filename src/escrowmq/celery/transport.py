@@ -42,6 +42,8 @@ class Transport(virtual.Transport):
     - ``tls``, ``certificate``, ``token``, ``token_file``: as of :func:`escrowmq.connect`;
     - ``lease``: seconds after which the messages of a worker that is gone go to others (60);
     - ``extend_every``: seconds between two extensions of the leases of a worker that lives (a third of ``lease``);
+    - ``requeue_delay``: seconds until a message that was rejected with ``requeue=True`` comes again (None: the group's
+      back-off);
     - ``producer_group``: the producer group (``celery``).
     """
 
