@@ -24,7 +24,7 @@ FOLDERS = (
     "tests/system/",
 )
 FILE = re.compile(
-    r"bench_|browser|cli_log|console_plans|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_asking"
+    r"bench_|browser|celery_(kombu|security|workers)|cli_log|console_plans|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_asking"
     r"|gateway_limits|groups_model|idle_connections|interleavings|kafka|kills|log_lookups|mariadb|mysql|operating_groups"
     r"|planted|postgres|rabbitmq|races|reading_folders|redis|restoring|salvage|state_machine"
 )
@@ -32,6 +32,9 @@ FILE = re.compile(
 CASE = re.compile(r"\[.*(kafka|mariadb|mysql|postgres|rabbitmq|redis)", re.IGNORECASE)
 """Cases of tests that run on several servers."""
 ONE_OF_EACH = (
+    "tests/celery/test_celery_workers.py::test_a_task_of_thirty_minutes_runs_once_with_a_lease_of_one",
+    "tests/celery/test_celery_workers.py::test_a_graceful_stop_returns_what_was_not_started[prefork]",
+    "tests/celery/test_celery_kills.py::test_a_task_has_its_effect_if_and_only_if_its_order_was_committed[sqlite]",
     "tests/outbox/test_inbox.py::test_the_first_time_is_true_and_every_repeat_false",
     "tests/outbox/targets/test_kafka_conformance.py::TestKafka::test_keys_keep_their_order",
     "tests/outbox/targets/test_rabbitmq_conformance.py::TestRabbit::test_keys_keep_their_order",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -20,6 +21,8 @@ from escrowmq.platform.backoff import Backoff
 _log = logging.getLogger(__name__)
 WAIT_SECONDS = 1.0
 """How long a receive waits at the broker: closing waits for it."""
+BAD = (ValueError, TypeError, KeyError)
+"""What :func:`_payload` raises."""
 Payload = dict[str, Any]
 """A message as kombu's virtual transports handle it."""
 
@@ -45,7 +48,7 @@ class Work:
         for message in self.consumer.receive(most, wait):
             try:
                 found.append(self._accept(message))
-            except (ValueError, TypeError, KeyError) as problem:
+            except BAD as problem:
                 message.reject(f"not a message of Celery: {problem!r}")
         return found
 
@@ -70,8 +73,14 @@ class Broadcast:
     def receive(self, most: int, wait: float) -> list[Payload]:
         for reader, wants in self._readers:
             for batch in reader.batches(most, idle_timeout=wait / len(self._readers)):
-                return [_payload(message.body) for message in batch if wants(message.tag or "")]
+                return list(self._decode(message.body for message in batch if wants(message.tag or "")))
         return []
+
+    @staticmethod
+    def _decode(bodies: Iterable[bytes]) -> Iterator[Payload]:
+        for body in bodies:
+            with suppress(*BAD):  # it is of another program
+                yield _payload(body)
 
     def close(self) -> None:
         for reader, _ in self._readers:
@@ -79,7 +88,7 @@ class Broadcast:
 
 
 def _payload(body: bytes) -> Payload:
-    """Decode a message, with a delivery tag of its own. Raises ValueError, TypeError or KeyError."""
+    """Decode a message, with a delivery tag of its own. Raises one of BAD."""
     payload: Payload = loads(body)
     payload["properties"]["delivery_tag"] = str(uuid4())
     payload["properties"]["delivery_info"]  # kombu needs it

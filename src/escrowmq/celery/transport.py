@@ -22,7 +22,7 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
 from escrowmq.client.producing.producer import Producer
 from escrowmq.connecting import connect
-from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Rejected, Unknown
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Rejected, Unknown
 from escrowmq.model import Message
 
 LEASE_SECONDS = 60.0
@@ -164,7 +164,10 @@ class Transport(virtual.Transport):
 
     def listen(self, queue: str, topic: str, wants: Callable[[str], bool]) -> None:
         """Let a queue receive what is published to a broadcast topic from now on."""
-        self.make_topic(topic)
+        try:
+            self.make_topic(topic)
+        except Denied:  # without the right to make topics, only a message makes one
+            self._producer.send(topic, b"")
         self.broadcasts.setdefault(queue, Broadcast()).listen(self.bus.reader(topic, start="latest"), wants)
 
     def make_topic(self, topic: str) -> None:
