@@ -14,9 +14,9 @@ from typing import Any
 
 import celery.signals
 import sqlalchemy as sa
+from celery import Celery
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from celery import Celery
 from escrowmq import outbox
 from escrowmq.celery import atomic
 from escrowmq.outbox.engines import open_engine

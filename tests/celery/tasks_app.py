@@ -5,10 +5,10 @@ import os
 import time
 from pathlib import Path
 
+from celery import Celery
 from celery.exceptions import Reject
 
 import escrowmq.celery
-from celery import Celery
 
 TOLD = Path(os.environ["TOLD"])
 app = Celery("tasks_app", broker_url=os.environ["BROKER_URL"], set_as_current=True)

@@ -18,8 +18,8 @@ import escrowmq as mq
 from escrowmq_lab.servers.process import Server
 from zygote import Zygote
 
-WORKER_STEPS = 20
-"""More than a worker takes for two tasks."""
+WORKER_STEPS = 12
+"""More than a worker takes for a task."""
 
 
 @pytest.fixture(scope="module")

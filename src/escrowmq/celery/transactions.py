@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import sqlalchemy as sa
 from celery.signals import after_task_publish
-from sqlalchemy.orm import Session, scoped_session
 
 from escrowmq.celery.transport import store
 from escrowmq.errors import Code, Misuse
@@ -26,14 +24,12 @@ def atomic(session: AnySession) -> Iterator[None]:
     ``session`` (a Session, scoped_session or Connection). The relay sends these tasks if that transaction commits.
 
     It neither begins nor commits the transaction. It applies to this thread or asyncio task, and not to threads that
-    are started within it. The broker may be away. The tables are those of :func:`escrowmq.outbox.migrate`.
+    are started within it. With an AsyncSession, use it in a function that its ``run_sync`` calls. The broker may be
+    away. The tables are those of :func:`escrowmq.outbox.migrate`.
 
-    Raises what :func:`escrowmq.outbox.send_tx` raises; Misuse(BAD_ARGUMENT) for another object, and at its end if a
+    ``delay`` raises what :func:`escrowmq.outbox.send_tx` raises. The end of the block raises Misuse(BAD_ARGUMENT) if a
     task was sent at once because the application has another broker than EscrowMQ.
     """
-    if not isinstance(session, Session | scoped_session | sa.Connection):
-        hint = "a Session, a scoped_session or a Connection; of an AsyncSession, use it within run_sync"
-        raise Misuse(Code.BAD_ARGUMENT, f"{type(session).__name__} is not a session", hint)
     stored, published = 0, list[str]()
 
     def put(message: Message) -> None:
