@@ -26,7 +26,7 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
         for number, line in enumerate(services):
             added = next((words for start, words in more.items() if line.startswith(start)), [])
             if "relay" in line:  # as somebody does who follows the page: it needs the tables that the others make
-                until(lambda: b"shop.ship" in (tmp_path / "log").read_bytes(), "a worker that has the program")
+                until(lambda: b"[queues]" in (tmp_path / "log").read_bytes(), "a worker that has the program")
             command = [sys.executable, "-m", *shlex.split(line), *added]
             running.append(subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True))
             if number == 0:
