@@ -140,3 +140,29 @@ def test_every_package_of_an_extra_is_known_to_the_errors() -> None:
             package = text.partition(";")[0].strip().split("[")[0].split(">")[0].split("<")[0].split("=")[0].strip()
             if package != "escrowmq" and package not in plain and package != "opentelemetry-instrumentation":
                 assert by_package.get(package, package).replace("-", "_").lower() in EXTRAS, package
+
+
+def test_celery_has_its_broker_with_the_extra_alone(tmp_path: Path) -> None:
+    """And without it, the import names it. The transport needs no other extra, and no command line."""
+    plain, own = environments.make(tmp_path / "plain"), environments.make(tmp_path / "own", "celery")
+    missing = subprocess.run(
+        [plain, "-c", "import escrowmq.celery"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert missing.returncode == 1
+    assert 'python -m pip install "escrowmq[celery]"' in missing.stderr
+    program = """
+import escrowmq.celery, importlib.util, sqlalchemy, celery, kombu
+from escrowmq import outbox
+app = celery.Celery("shop", broker_url="escrow://127.0.0.1:1", set_as_current=True)
+@app.task(name="ship", ignore_result=True)
+def ship(order): pass
+engine = sqlalchemy.create_engine("sqlite://")
+outbox.migrate(engine)
+with engine.begin() as connection, escrowmq.celery.atomic(connection):
+    ship.delay(17)
+with engine.connect() as connection:
+    print(connection.scalar(sqlalchemy.text("SELECT topic FROM trans_message")))
+print(kombu.Connection("escrow://127.0.0.1:1").transport.driver_name, importlib.util.find_spec("rich"))
+"""
+    done = subprocess.run([own, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "celery\nescrowmq None\n", "")
