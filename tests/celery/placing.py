@@ -1,7 +1,8 @@
-"""A program that is killed between any two of its steps: it writes orders with their tasks, then relays them.
+"""Programs that are killed between any two of their steps: one writes orders with their tasks, one relays them, one
+works on them.
 
-Steps are the statements, commits and rollbacks of the database, each publish of Celery, and each send of the relay.
-Roles for the zygote.
+Steps are the statements, commits and rollbacks of the database, each publish of Celery, and each send of the relay
+(whose statements have kill tests of their own). Roles for the zygote.
 """
 
 from __future__ import annotations
@@ -58,20 +59,11 @@ def count_steps(die_at: int, engine: sa.Engine) -> Callable[..., None]:
         sa.event.listen(engine, event, step)
     celery.signals.before_task_publish.connect(step, weak=False)
     celery.signals.after_task_publish.connect(step, weak=False)
-    real = EscrowTarget.send
-
-    def send(target: EscrowTarget, batch: Any) -> Any:
-        step()
-        codes = real(target, batch)
-        step()
-        return codes
-
-    EscrowTarget.send = send  # type: ignore[method-assign]
     return step
 
 
 def place(database_url: str, broker_url: str, run: int, die_at: int) -> None:
-    """Place three orders in as many transactions, of which the second is rolled back; relay what there is."""
+    """Place two orders in as many transactions, of which the first is rolled back."""
     app = Celery("shop", broker_url=broker_url)
 
     @app.task(name="ship", ignore_result=True)
@@ -80,17 +72,36 @@ def place(database_url: str, broker_url: str, run: int, die_at: int) -> None:
 
     engine = open_engine(database_url)
     count_steps(die_at, engine)
-    for number in range(3):
+    for number in range(2):
         with Session(engine) as session:
             session.add(Order(id=f"{run}-{number}"))
             with atomic(session):
                 ship.delay(f"{run}-{number}")
-            if number == 1:
+            if number == 0:
                 session.rollback()
             else:
                 session.commit()
-    relay = Relay(engine, target := EscrowTarget(broker_url), lease=0.2)
-    relay.drain()
+    engine.dispose()
+
+
+def relay(database_url: str, broker_url: str, die_at: int) -> None:
+    """Relay what there is, or die before (1) or after (2) the first send."""
+    real, sends = EscrowTarget.send, 0
+
+    def send(target: EscrowTarget, batch: Any) -> Any:
+        nonlocal sends
+        for step in (1, 2):
+            sends += 1
+            if sends == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 1:
+                codes = real(target, batch)
+        return codes
+
+    EscrowTarget.send = send  # type: ignore[method-assign]
+    engine = open_engine(database_url)
+    target = EscrowTarget(broker_url)
+    Relay(engine, target, lease=1.0).drain()
     target.close()
     engine.dispose()
 
