@@ -1,0 +1,1 @@
+"""Commands: relay, worker, purge."""

@@ -1,0 +1,1 @@
+"""The app of the test project: orders, and tasks about them."""
