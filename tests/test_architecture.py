@@ -69,7 +69,7 @@ def test_no_room_is_called_utils() -> None:
 def test_pyspark_and_sqlalchemy_stay_in_their_rooms() -> None:
     rooms = {
         "pyspark": {"pipeline", "spark"},
-        "sqlalchemy": {"outbox", "handlers", "compensation", "pipeline", "overview", "testing"},
+        "sqlalchemy": {"outbox", "handlers", "compensation", "pipeline", "overview", "testing", "django"},
     }
     for path in (path for path in SOURCES if not path.is_relative_to(LAB)):
         room = path.relative_to(ROOT / "src" / "escrowmq").parts[0]

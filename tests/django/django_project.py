@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import django
 import pymysql
 import sqlalchemy as sa
-
-pymysql.install_as_MySQLdb()
-
-import django
 from django.conf import settings
 from django.db import connections
+
+pymysql.install_as_MySQLdb()
 
 ENGINES = {"sqlite": "sqlite3", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 

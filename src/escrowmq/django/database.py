@@ -20,6 +20,8 @@ from django.db.utils import load_backend
 from sqlalchemy.exc import DBAPIError
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.outbox.relay import Relay
+from escrowmq.outbox.targets.seam import Target
 
 _engines: dict[tuple[str, ...], sa.Engine] = {}
 """By alias and address, because a test runner changes the address of an alias."""
@@ -43,7 +45,7 @@ def make_engine(alias: str, **options: Any) -> sa.Engine:
     """Return a new engine as :func:`engine_of` does, with ``options`` of ``create_engine``."""
     of = connections.settings[alias]
     name = str(of["NAME"])
-    address = {"host": of["HOST"] or None, "port": int(of["PORT"]) if of["PORT"] else None}
+    address: dict[str, Any] = {"host": of["HOST"] or None, "port": int(of["PORT"]) if of["PORT"] else None}
     if (driver := _driver(alias)).startswith("sqlite"):
         address = {"query": {"uri": "true"}} if name.startswith("file:") else {}
     url = sa.URL.create(driver, username=of["USER"] or None, database=name, **address)
@@ -76,10 +78,10 @@ def lend(wrapper: Any) -> Iterator[sa.Connection]:
     wrapper.ensure_connection()
     engine = engine_of(wrapper.alias)
     if getattr(engine.dialect, "server_version_info", None) is None:  # an engine's first connection would do it
-        engine.dialect.initialize(sa.Connection(engine, connection=_Lent(wrapper.connection)))
+        engine.dialect.initialize(_to_connection(engine, _Lent(wrapper.connection)))
     raw = _Lent(wrapper.connection)
     try:
-        yield sa.Connection(engine, connection=raw)  # type: ignore[arg-type]  # never closed: that would roll back
+        yield _to_connection(engine, raw)  # never closed: that would roll back
     except DBAPIError as problem:
         if problem.orig is None:
             raise
@@ -132,6 +134,10 @@ class _Lent:
         return getattr(self.driver_connection, name)
 
 
+def _to_connection(engine: sa.Engine, raw: Any) -> sa.Connection:
+    return sa.Connection(engine, connection=raw)
+
+
 def _connect(alias: str) -> Any:
     """Return a new connection of the driver, set up by Django, and with the driver's own manner of transactions."""
     of = connections.settings[alias]
@@ -162,8 +168,19 @@ def _driver(alias: str) -> str:
     raise Misuse(Code.BAD_ARGUMENT, text, "SQLite, PostgreSQL by psycopg 3, MariaDB or MySQL")
 
 
-def setting(name: str, default: Any = None) -> Any:
-    """Return a value of the dict ``settings.ESCROWMQ``. Raises ImproperlyConfigured for unknown names in it."""
+def broker_url(given: str | None = None) -> str:
+    """Return the broker's URL: the given one, else that of ``settings.ESCROWMQ``. Raises ImproperlyConfigured."""
+    if url := given or _setting("URL"):
+        return str(url)
+    raise ImproperlyConfigured("no broker: settings.ESCROWMQ = {'URL': 'escrow://HOST:PORT'}")
+
+
+def make_relay(alias: str, target: Target) -> Relay:
+    """Return a relay of a database, with the options of ``settings.ESCROWMQ['RELAY']``."""
+    return Relay(make_engine(alias), target, **_setting("RELAY", {}))
+
+
+def _setting(name: str, default: Any = None) -> Any:
     given = getattr(settings, "ESCROWMQ", {})
     if unknown := sorted(set(given) - {"URL", "RELAY"}):
         raise ImproperlyConfigured(f"settings.ESCROWMQ has no {unknown[0]!r}: URL, RELAY")

@@ -16,6 +16,8 @@ EXTRAS = {
     "celery": "celery",
     "confluent_kafka": "kafka",
     "cryptography": "serve",
+    "django": "django",
+    "django_tasks": "django",
     "fastapi": "http",
     "httpx": "http",
     "jinja2": "console",
