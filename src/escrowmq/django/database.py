@@ -88,7 +88,7 @@ def lend(wrapper: Any) -> Iterator[sa.Connection]:
         with wrapper.wrap_database_errors:
             raise problem.orig from problem
     finally:
-        if raw.was_rolled_back and wrapper.in_atomic_block:
+        if wrapper.in_atomic_block and (raw.was_rolled_back or _is_aborted(wrapper)):
             wrapper.set_rollback(True)
 
 
@@ -132,6 +132,13 @@ class _Lent:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver_connection, name)
+
+
+def _is_aborted(wrapper: Any) -> bool:
+    """Return whether an error has ended PostgreSQL's transaction, or its savepoint."""
+    if wrapper.vendor != "postgresql" or wrapper.connection is None:
+        return False
+    return bool(wrapper.connection.info.transaction_status.name == "INERROR")
 
 
 def _to_connection(engine: sa.Engine, raw: Any) -> sa.Connection:

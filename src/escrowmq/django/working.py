@@ -87,8 +87,11 @@ class Worker:
         self._stopping.set()
 
     def run(self) -> None:
-        """Run until :meth:`ask_to_stop` is called, and running tasks have ended. Raises the error of a failed
-        thread."""
+        """Run until :meth:`ask_to_stop` is called, and running tasks have ended.
+
+        Raises the error of a failed thread, and at once the error of a database that is away or has no tables.
+        """
+        TaskRecord.objects.using(self._using).exists()
         for thread in (self._keeper, *self._threads):
             thread.start()
         for thread in self._threads:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from escrowmq.connecting import connect
 from escrowmq.django.database import broker_url, make_relay
@@ -51,5 +52,5 @@ class Command(BaseCommand):
                     stack.enter_context(make_relay(chosen.given.database, EscrowTarget.over([bus])))
                 self.stderr.write(f"working on {', '.join(queues)}; Ctrl-C stops it")
                 worker.run()
-        except EscrowError as problem:
+        except (EscrowError, DatabaseError) as problem:
             raise CommandError(str(problem)) from problem
