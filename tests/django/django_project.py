@@ -22,7 +22,7 @@ def database_of(url: str) -> dict[str, Any]:
     """Django's settings of a database, from SQLAlchemy's URL."""
     parsed = sa.make_url(url)
     kind = ENGINES[parsed.get_backend_name()]
-    options = {"timeout": 60} if kind == "sqlite3" else {}
+    options = {"timeout": 60, "transaction_mode": "IMMEDIATE"} if kind == "sqlite3" else {}
     if socket := parsed.query.get("unix_socket") or parsed.query.get("host"):
         parsed = parsed.set(host=str(socket))
     return {

@@ -30,6 +30,7 @@ from escrowmq.django.task_api import (
 )
 from escrowmq.django.transactional import send_tx
 from escrowmq.message.names import is_name
+from escrowmq.platform.failpoints import reach
 
 if TYPE_CHECKING:
     from escrowmq.django.models import TaskRecord
@@ -90,6 +91,7 @@ class EscrowBackend(BaseTaskBackend):
         body = json.dumps({"task": task.module_path}).encode()
         with transaction.atomic(using):
             message_id = send_tx(self.topic_of(task.queue_name), body, delay=_delay(task.run_after, now), using=using)
+            reach("task.sent")
             record = TaskRecord(
                 id=message_id.hex(),
                 backend=self.alias,
@@ -100,6 +102,7 @@ class EscrowBackend(BaseTaskBackend):
                 arguments=json.dumps(given),
             )
             record.save(using=using, force_insert=True)
+            reach("task.recorded")
         result = result_of(record, task)
         transaction.on_commit(partial(task_enqueued.send_robust, type(self), task_result=result), using)
         return result

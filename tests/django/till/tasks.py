@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.db import transaction
+
+from escrowmq.django import claim_tx
 from till.models import Effect
 
 try:
@@ -17,6 +20,15 @@ running = []
 def note(order: int) -> int:
     """Note that the task of an order ran."""
     Effect.objects.create(order=order)
+    return order
+
+
+@task(takes_context=True)
+def note_once(context, order: int) -> int:
+    """Note it exactly once, in this database, however often the task runs."""
+    with transaction.atomic():
+        if claim_tx(group="note_once", message_id=context.task_result.id):
+            Effect.objects.create(order=-order)
     return order
 
 
