@@ -1,76 +1,23 @@
-"""``manage.py escrowmq_relay`` and ``escrowmq_work``: as processes that are asked to stop, and their errors."""
+"""``manage.py escrowmq_relay``, ``escrowmq_work`` and ``escrowmq_purge``: results and errors."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
+from django.utils import timezone
 from till import tasks
 
 import escrowmq as mq
 from escrowmq import django as escrow
+from escrowmq.django.management.commands import escrowmq_purge
 from escrowmq.django.models import OutboxMessage, TaskRecord
-from forked import Forked
-
-MANAGE = Path(__file__).parent / "manage.py"
-
-
-@contextmanager
-def command(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that has told that it runs; it is killed at the end if it still does."""
-    with Forked([sys.executable, MANAGE, *words], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "Ctrl-C stops it" in process.stderr.readline()
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-
-
-def test_a_worker_with_a_relay_is_a_site_in_one_process(
-    site: str, tmp_path: Path, eventually: Callable[..., Any]
-) -> None:
-    """It finishes its task when it is asked to stop, and the next one goes on with the rest."""
-    with transaction.atomic():
-        results = [tasks.note.enqueue(number) for number in range(5)]
-    words = ("escrowmq_work", "--relay", "--url", f"file:{tmp_path / 'data'}", "--queue", "default")
-    with command(site, *words) as process:
-        eventually(lambda: TaskRecord.objects.filter(status="SUCCESSFUL").count() == 5)
-        stop(process)
-    more = tasks.note.enqueue(6)
-    with command(site, *words, "--threads", "2") as process:
-        eventually(lambda: tasks.note.get_result(more.id).is_finished)
-        stop(process)
-    assert {tasks.note.get_result(one.id).attempts for one in results} == {1}
-    assert not OutboxMessage.objects.exists()
-
-
-def test_a_relay_runs_until_it_is_asked_to_stop(site: str, tmp_path: Path, eventually: Callable[..., Any]) -> None:
-    url = f"file:{tmp_path / 'data'}"
-    with command(site, "escrowmq_relay", "--to", url) as process:
-        with transaction.atomic():
-            identity = escrow.send_tx("orders", b"x")
-        eventually(lambda: not OutboxMessage.objects.exists())
-        stop(process)
-    with mq.connect(url) as bus, bus.consumer("cart", ["orders"]) as consumer:
-        assert [message.message_id for message in consumer.receive(1, wait=10)] == [identity]
 
 
 @pytest.mark.usefixtures("site")
@@ -111,3 +58,21 @@ def test_missing_tables_are_an_error_at_the_start(tmp_path: Path) -> None:
         call_command("escrowmq_work", url=url)
     with pytest.raises(CommandError, match="NO_TABLES"):
         call_command("escrowmq_relay", to=url)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_purge_deletes_finished_tasks_of_some_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(escrowmq_purge, "CHUNK", 2)
+    now = timezone.now()
+    for number in range(7):
+        tasks.note.enqueue(number)
+    for row, days in zip(TaskRecord.objects.order_by("pk"), (1, 2, 3, 4, 5, 6, None), strict=True):
+        if days is not None:
+            status = "FAILED" if days % 2 else "SUCCESSFUL"
+            TaskRecord.objects.filter(pk=row.pk).update(status=status, finished_at=now - timedelta(days=days))
+    told = StringIO()
+    call_command("escrowmq_purge", older_than=2.5, stdout=told)
+    assert told.getvalue() == "deleted: 4\n"
+    assert TaskRecord.objects.count() == 3
+    with pytest.raises(CommandError):
+        call_command("escrowmq_purge", older_than=-1.0)

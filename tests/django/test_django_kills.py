@@ -1,21 +1,27 @@
-"""SIGKILL at every step: a task runs and a message is sent if and only if the database committed, by id."""
+"""SIGKILL at every step: a task runs and a message is sent if and only if the database committed, by id. And SIGTERM."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import placing_child
+from django.db import transaction
+from till import tasks
 from till.models import Effect, Order
 from till.tasks import note
 
 import escrowmq as mq
 import forked
+from escrowmq import django as escrow
 from escrowmq.django.models import OutboxMessage, TaskRecord
 
 HERE = Path(__file__).parent
@@ -74,3 +80,57 @@ def test_producer_relay_broker_and_worker_killed_at_every_step(
     with mq.connect(url) as bus, bus.consumer("cart", ["orders"]) as consumer:
         keys = [int(message.key or 0) for message in consumer.messages(idle_timeout=0.5)]
     assert sorted(keys) == sorted(committed), "each message once, and none of a block that did not commit"
+
+
+# Stopped, not killed
+
+
+MANAGE = Path(__file__).parent / "manage.py"
+
+
+@contextmanager
+def command(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that has told that it runs; it is killed at the end if it still does."""
+    with forked.Forked([sys.executable, MANAGE, *words], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "Ctrl-C stops it" in process.stderr.readline()
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def test_a_worker_with_a_relay_is_a_site_in_one_process(
+    site: str, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    """It finishes its task when it is asked to stop, and the next one goes on with the rest."""
+    with transaction.atomic():
+        results = [tasks.note.enqueue(number) for number in range(5)]
+    words = ("escrowmq_work", "--relay", "--url", f"file:{tmp_path / 'data'}", "--queue", "default")
+    with command(site, *words) as process:
+        eventually(lambda: TaskRecord.objects.filter(status="SUCCESSFUL").count() == 5)
+        stop(process)
+    more = tasks.note.enqueue(6)
+    with command(site, *words, "--threads", "2") as process:
+        eventually(lambda: tasks.note.get_result(more.id).is_finished)
+        stop(process)
+    assert {tasks.note.get_result(one.id).attempts for one in results} == {1}
+    assert not OutboxMessage.objects.exists()
+
+
+def test_a_relay_runs_until_it_is_asked_to_stop(site: str, tmp_path: Path, eventually: Callable[..., Any]) -> None:
+    url = f"file:{tmp_path / 'data'}"
+    with command(site, "escrowmq_relay", "--to", url) as process:
+        with transaction.atomic():
+            identity = escrow.send_tx("orders", b"x")
+        eventually(lambda: not OutboxMessage.objects.exists())
+        stop(process)
+    with mq.connect(url) as bus, bus.consumer("cart", ["orders"]) as consumer:
+        assert [message.message_id for message in consumer.receive(1, wait=10)] == [identity]
