@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import django
 import pytest
+from django.conf import settings
 
 import escrowmq
 
@@ -101,6 +103,10 @@ def imported(path: Path) -> set[str]:
 
 
 def public_modules() -> Iterator[ModuleType]:
+    if not settings.configured:  # models exist only within a Django project
+        names = ("admin", "auth", "contenttypes", "messages", "sessions")
+        settings.configure(INSTALLED_APPS=[*(f"django.contrib.{name}" for name in names), "escrowmq.django"])
+        django.setup()
     for module in pkgutil.walk_packages(escrowmq.__path__, "escrowmq."):
         if not module.name.endswith("__main__"):
             yield importlib.import_module(module.name)

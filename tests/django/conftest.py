@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from django.db import connections  # noqa: E402
 from till.models import Effect, Order  # noqa: E402
 
 import escrowmq as mq  # noqa: E402
-from escrowmq.django.database import make_relay  # noqa: E402
+from escrowmq.django.database import open_relay  # noqa: E402
 from escrowmq.django.tasks import EscrowBackend  # noqa: E402
 from escrowmq.django.working import Worker  # noqa: E402
 from escrowmq.outbox.targets.escrow import EscrowTarget  # noqa: E402
@@ -60,7 +60,8 @@ def working(bus: mq.Bus) -> Callable[..., AbstractContextManager[Worker]]:
     def run(queues: tuple[str, ...] = ("default", "slow"), wait: Any = None, **options: Any) -> Iterator[Worker]:
         backend = EscrowBackend("default", {"QUEUES": ["default", "slow"], "OPTIONS": options})
         worker = Worker(bus, backend, queues, wait=wait)
-        with make_relay("default", EscrowTarget.over([mq.connect(bus.router.links[0].address, **QUICK)])):
+        target = EscrowTarget.over([mq.connect(bus.router.links[0].address, **QUICK)])
+        with closing(target), open_relay("default", target) as relay, relay:
             thread = threading.Thread(target=worker.run)
             thread.start()
             try:

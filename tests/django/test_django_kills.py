@@ -1,4 +1,4 @@
-"""SIGKILL at every step: a task runs and a message is sent if and only if the database committed, by id. And SIGTERM."""
+"""SIGKILL at every step: a task runs and a message is sent if and only if the database committed, by id; SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import placing_child
+import pytest
 from django.db import transaction
 from till import tasks
 from till.models import Effect, Order
@@ -40,6 +41,7 @@ time."""
 ONCE = {1}
 
 
+@pytest.mark.invariant("I37", "I38")
 def test_producer_relay_broker_and_worker_killed_at_every_step(
     site: str, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

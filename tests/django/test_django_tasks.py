@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.utils import timezone
 from till import tasks
 from till.models import Effect, Order
@@ -86,7 +87,17 @@ def test_tasks_run_and_their_results_are_stored(working: Any, finished: Any) -> 
 
 @pytest.mark.usefixtures("site")
 def test_a_task_can_be_enqueued_by_a_coroutine(working: Any, finished: Any) -> None:
-    result = asyncio.run(tasks.double.aenqueue(4))
+    def leave() -> None:  # the thread in which Django runs what blocks, and its connection, would outlive the test
+        connections.close_all()
+        del connections["default"]
+
+    async def enqueue() -> Any:
+        try:
+            return await tasks.double.aenqueue(4)
+        finally:
+            await sync_to_async(leave)()
+
+    result = asyncio.run(enqueue())
     with working():
         assert finished(result).return_value == 8
 

@@ -182,9 +182,14 @@ def broker_url(given: str | None = None) -> str:
     raise ImproperlyConfigured("no broker: settings.ESCROWMQ = {'URL': 'escrow://HOST:PORT'}")
 
 
-def make_relay(alias: str, target: Target) -> Relay:
-    """Return a relay of a database, with the options of ``settings.ESCROWMQ['RELAY']``."""
-    return Relay(make_engine(alias), target, **_setting("RELAY", {}))
+@contextmanager
+def open_relay(alias: str, target: Target) -> Iterator[Relay]:
+    """Context manager: a relay of a database, not started, with the options of ``settings.ESCROWMQ['RELAY']``."""
+    engine = make_engine(alias)
+    try:
+        yield Relay(engine, target, **_setting("RELAY", {}))
+    finally:
+        engine.dispose()
 
 
 def _setting(name: str, default: Any = None) -> Any:

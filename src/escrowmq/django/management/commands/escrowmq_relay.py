@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
-from escrowmq.django.database import broker_url, make_relay
+from escrowmq.django.database import broker_url, open_relay
 from escrowmq.errors import EscrowError
 from escrowmq.outbox.targets.opening import open_target
 from escrowmq.platform.listening import shown_address
@@ -31,13 +31,15 @@ class Command(BaseCommand):
         """Run a relay. With ``once`` unsent messages are an error at the end."""
         url = broker_url(to)
         try:
-            with closing(open_target(url)) as target:
-                relay = make_relay(database, target)
-                with stop_signals(relay.ask_to_stop):
-                    if not once:
-                        self.stderr.write(f"relaying to {shown_address(url)}; Ctrl-C stops it")
-                        return relay.run()
-                    if not relay.drain(patience) or relay.backlog().unsent:
-                        raise CommandError(f"not sent: {relay.backlog().unsent:,} messages", returncode=4)
+            with (
+                closing(open_target(url)) as target,
+                open_relay(database, target) as relay,
+                stop_signals(relay.ask_to_stop),
+            ):
+                if not once:
+                    self.stderr.write(f"relaying to {shown_address(url)}; Ctrl-C stops it")
+                    return relay.run()
+                if not relay.drain(patience) or relay.backlog().unsent:
+                    raise CommandError(f"not sent: {relay.backlog().unsent:,} messages", returncode=4)
         except EscrowError as problem:
             raise CommandError(str(problem)) from problem

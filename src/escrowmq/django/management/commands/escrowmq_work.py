@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from escrowmq.connecting import connect
-from escrowmq.django.database import broker_url, make_relay
+from escrowmq.django.database import broker_url, open_relay
 from escrowmq.django.task_api import task_backends
 from escrowmq.django.tasks import EscrowBackend
 from escrowmq.django.working import Worker
@@ -49,7 +49,8 @@ class Command(BaseCommand):
                 worker = Worker(bus, chosen, queues, threads=threads)
                 stack.enter_context(stop_signals(worker.ask_to_stop))
                 if relay:
-                    stack.enter_context(make_relay(chosen.given.database, EscrowTarget.over([bus])))
+                    relaying = stack.enter_context(open_relay(chosen.given.database, EscrowTarget.over([bus])))
+                    stack.enter_context(relaying)
                 self.stderr.write(f"working on {', '.join(queues)}; Ctrl-C stops it")
                 worker.run()
         except (EscrowError, DatabaseError) as problem:
