@@ -198,11 +198,10 @@ def test_a_message_without_its_task_is_kept(bus: mq.Bus, working: Any, finished:
     assert TaskRecord.objects.get(pk=unknown.id).status == "READY"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # one lock on the whole database
 def test_a_database_that_is_away_is_waited_for(
     site: str, working: Any, finished: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if connection.vendor != "sqlite":
-        pytest.skip("a lock on the whole database is SQLite's")
     locked, free = threading.Event(), threading.Event()
     connection.settings_dict["OPTIONS"]["timeout"] = 0
 

@@ -7,6 +7,7 @@ The environments are real ones, put together from what is installed here (``envi
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from functools import cache
 from importlib.metadata import distribution
@@ -124,6 +125,22 @@ print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])
         [python, "-c", program, *sorted(absent)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "paid\n\n", "")
+
+
+def test_a_django_site_needs_one_extra(tmp_path: Path) -> None:
+    """Its tables, its outbox, its tasks, its worker with a relay and a broker: without the command line's packages."""
+    python = environments.make(tmp_path / "env", "django")
+    site = shutil.copytree(HERE.parents[1] / "examples" / "django", tmp_path / "site")
+    for words in (["migrate", "--run-syncdb", "--verbosity", "0"], ["check"], ["order", "o-1"]):
+        done = subprocess.run([python, "manage.py", *words], cwd=site, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    worker = [python, "manage.py", "escrowmq_work", "--relay"]
+    with subprocess.Popen(worker, cwd=site, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "a mail for o-1\n"
+        running.terminate()
+        _, errors = running.communicate()
+    assert running.returncode == 0, errors
 
 
 def test_every_package_of_an_extra_is_known_to_the_errors() -> None:
