@@ -203,9 +203,10 @@ def test_a_database_that_is_away_is_waited_for(
     site: str, working: Any, finished: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     locked, free = threading.Event(), threading.Event()
-    connection.settings_dict["OPTIONS"]["timeout"] = 0
 
     def lock(*_: Any) -> list[int]:
+        connection.close()
+        connection.settings_dict["OPTIONS"]["timeout"] = 0  # of the next connection of this thread
         locked.set()
         assert free.wait(60)
         return [1]
@@ -214,7 +215,7 @@ def test_a_database_that_is_away_is_waited_for(
     result = tasks.call.enqueue("x")
     with working():
         assert locked.wait(60)
-        other = sqlite3.connect(site.removeprefix("sqlite:///"), isolation_level=None)
+        other = sqlite3.connect(site.removeprefix("sqlite:///"), isolation_level=None, timeout=60)
         other.execute("BEGIN EXCLUSIVE")
         free.set()
         eventually(lambda: "the database is away" in caplog.text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import django_project
 import pytest
-from django.db import DatabaseError, IntegrityError, transaction
+from django.core.management import call_command
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from till.models import Effect, Order
 
 import escrowmq as mq
@@ -215,3 +217,16 @@ def test_a_block_that_is_late_cannot_commit(bus: mq.Bus) -> None:
                 escrow.bind_tx(txn.id)
         Order.objects.create(id=4)  # outside of the savepoint that failed
     assert sorted(Order.objects.values_list("id", flat=True)) == [2, 4]
+
+
+def test_a_database_in_memory_has_messages_in_the_same_transaction() -> None:
+    """As in a ``TestCase`` of the user: no other connection is opened."""
+    django_project.use_database("sqlite:///:memory:")
+    call_command("migrate", "escrowmq", verbosity=0)
+    with transaction.atomic():
+        escrow.send_tx("orders", b"x")
+        assert escrow.claim_tx(group="cart", message_id=ONE)
+        assert OutboxMessage.objects.count() == 1
+        transaction.set_rollback(True)
+    assert not OutboxMessage.objects.exists()
+    connection.connection.close()  # Django keeps one in memory open

@@ -163,6 +163,7 @@ class Worker:
         finally:
             with self._lock:
                 self._running.discard(message)
+            close_old_connections()
 
     def _run(self, message: Received) -> None:
         identity = message.message_id.hex()
@@ -246,10 +247,10 @@ class Worker:
         """Use the database; retry while it is away. Raises its error when the worker is to stop."""
         backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
         while True:
-            close_old_connections()
             try:
                 return use_database()
             except AWAY as problem:
+                close_old_connections()
                 _log.log(logging.DEBUG if backoff.failing else logging.WARNING, "the database is away: %s", problem)
                 if self._stopping.wait(backoff.failed()):
                     raise
