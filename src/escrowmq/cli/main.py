@@ -22,6 +22,7 @@ from escrowmq.cli import (
     overview,
     plan,
     rights,
+    rocketmq,
     serve,
     topics,
     transactions,
@@ -46,6 +47,7 @@ OPERATE, VERIFY, DATABASES = "Operate", "Verify", "Databases"
 _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = (
     (RUN, "serve", serve.serve, "Serve a data folder: the broker."),
     (RUN, "gateway", serve.gateway, "Serve HTTP over a broker."),
+    (RUN, "rocketmq", rocketmq.rocketmq, "Serve RocketMQ 5 clients over a broker."),
     (RUN, "console", serve.console, "Serve the web console."),
     (RUN, "step-down", serve.step_down, "Make the leading broker hand over to a standby."),
     (RUN, "webhooks", serve.webhooks, "Webhooks for parked transactions and dead letters."),

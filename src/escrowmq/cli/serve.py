@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from escrowmq.broker.serving.brokers import Replication
     from escrowmq.broker.serving.certificates import ServerCertificate
     from escrowmq.broker.serving.serve import Beside, Connect
+    from escrowmq.gateway.limits import GatewaySettings
     from escrowmq.gateway.webhooks import Webhooks
     from escrowmq.wire import Link
 
@@ -257,7 +258,7 @@ def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLC
 def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
     if notifier:  # its other threads read the source meanwhile
         notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
-    _announce(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
+    announce_ready(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
 
 
 def _list_addresses(ready: dict[str, Any]) -> str:
@@ -268,7 +269,8 @@ def _list_addresses(ready: dict[str, Any]) -> str:
     return at + (f", the console at {ready['console']}" if "console" in ready else "")
 
 
-def _announce(ready: dict[str, Any], json: bool, text: str) -> None:
+def announce_ready(ready: dict[str, Any], json: bool, text: str) -> None:
+    """Print that a server is ready: as JSON, or as a sentence."""
     if json:
         print_json_line({**ready, "pid": os.getpid()})
     else:
@@ -336,7 +338,7 @@ def gateway(
     log.start()
 
     def announce(ready: dict[str, Any]) -> None:
-        _announce(ready, json, f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs")
+        announce_ready(ready, json, f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs")
 
     raise_descriptor_limit()
     with serving_tls(tls_cert, tls_key) as tls:
@@ -379,7 +381,7 @@ def console(
     log.start()
 
     def announce(ready: dict[str, Any]) -> None:
-        _announce(ready, json, f"the console of {ready['url']} is at {ready['console']}")
+        announce_ready(ready, json, f"the console of {ready['url']} is at {ready['console']}")
 
     raise_descriptor_limit()
     with serving_tls(options.tls_cert, options.tls_key) as tls:
@@ -422,6 +424,13 @@ def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, An
     from escrowmq.gateway.webhooks import Webhooks, read_hooks
 
     return Webhooks(read_hooks(flags or (), tables), source)
+
+
+def gateway_settings(config: Path | None) -> GatewaySettings:
+    """Return the limits in the table ``[gateway]`` of a file."""
+    from escrowmq.gateway.limits import GatewaySettings
+
+    return GatewaySettings.of(_read_tables(config).get("gateway", {}))
 
 
 def _gateway_options(config: Path | None, ask: list[str] | None) -> dict[str, Any]:

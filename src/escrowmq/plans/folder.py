@@ -31,6 +31,7 @@ from escrowmq.plans.ramp import Pacing
 from escrowmq.plans.running import Report, Run
 from escrowmq.plans.subjects import Where, open_subject
 from escrowmq.platform.disk import RealDisk, disk_error, replace_file
+from escrowmq.platform.state import state_folder
 
 VARIABLE = "ESCROWMQ_PLANS"
 STOP = "stop"
@@ -41,8 +42,7 @@ def default_folder() -> Path:
     """Return ``ESCROWMQ_PLANS``, else ``escrowmq/plans`` in the user's XDG state directory."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "escrowmq" / "plans"
+    return state_folder() / "plans"
 
 
 class Plans:

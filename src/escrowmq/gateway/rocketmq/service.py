@@ -1,0 +1,349 @@
+"""The calls of ``apache.rocketmq.v2.MessagingService``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from escrowmq.client.consuming.delivery import Rows
+from escrowmq.client.consuming.options import ConsumerOptions, delay_us, subscription
+from escrowmq.errors import Code, EscrowError
+from escrowmq.gateway.callers import Callers
+from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.producers import outcomes_of
+from escrowmq.gateway.rocketmq import mapping
+from escrowmq.gateway.rocketmq.access_keys import AccessKeys
+from escrowmq.gateway.rocketmq.clients import Clients, complete_settings
+from escrowmq.gateway.rocketmq.endpoints import Endpoints
+from escrowmq.gateway.rocketmq.mapping import consumer_group, duration_seconds, name_of
+from escrowmq.gateway.rocketmq.protocol import definition, service, service_grpc
+from escrowmq.gateway.rocketmq.renewing import RENEWED_SECONDS, Renewing
+from escrowmq.gateway.rocketmq.statuses import OK, Refusal, Status, status_of
+from escrowmq.gateway.settling import LeaseHandle
+from escrowmq.model import Act, Outcome, Receipt, TransactionId
+
+_log = logging.getLogger(__name__)
+
+LEAST_INVISIBLE, MOST_INVISIBLE = 1.0, 12 * 3600.0
+"""Bounds (s) of an invisible duration."""
+DEFAULT_WAIT = 20.0
+MAX_ENTRIES = 1000
+"""Messages, or receipt handles, of one request."""
+_OUTCOMES = {definition.COMMIT: Outcome.COMMIT, definition.ROLLBACK: Outcome.ROLLBACK}
+_TYPES = (definition.NORMAL, definition.FIFO, definition.DELAY, definition.TRANSACTION)
+
+
+class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[misc]
+    """The service over the connections of callers. Answers carry a status; errors of a call never break the stream."""
+
+    def __init__(
+        self, callers: Callers, endpoints: Endpoints, keys: AccessKeys | None, fifo: Callable[[str], bool]
+    ) -> None:
+        self._callers = callers
+        self._endpoints = endpoints
+        self._keys = keys
+        self._is_fifo = fifo
+        self._settings = callers.own.settings
+        self.clients = Clients(self._settings.timeout, self._settings_for)
+        self.renewing = Renewing()
+
+    def _settings_for(self, given: Any) -> Any:
+        fifo = given.HasField("subscription") and self._is_fifo(given.subscription.group.name)
+        return complete_settings(given, fifo)
+
+    @asynccontextmanager
+    async def _caller(self, context: Any) -> AsyncIterator[tuple[Gateway, str]]:
+        """Provide the gateway of a request's credential, and the client's id."""
+        headers = dict(context.invocation_metadata())
+        client = headers.get("x-mq-client-id", "")
+        if not client:
+            raise Refusal(Status.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+        bearer = self._keys.bearer_of(headers) if self._keys is not None else ""
+        key, gateway = await self._callers.enter(bearer)
+        problem: BaseException | None = None
+        try:
+            yield gateway, client[:255]
+        except BaseException as raised:
+            problem = raised
+            raise
+        finally:
+            await self._callers.leave(key, gateway, problem)
+
+    async def QueryRoute(self, request: Any, context: Any) -> Any:
+        """Answer with this gateway as the one broker of a topic."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            queue = self._queue(request.topic, request.endpoints, self.clients.has_stream(client))
+            return service.QueryRouteResponse(status=OK, message_queues=[queue])
+
+        return await self._answer(context, service.QueryRouteResponse, answer)
+
+    async def QueryAssignment(self, request: Any, context: Any) -> Any:
+        """Assign the one queue of a topic to every consumer: the broker distributes the messages."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            queue = self._queue(request.topic, request.endpoints, self.clients.has_stream(client))
+            return service.QueryAssignmentResponse(status=OK, assignments=[definition.Assignment(message_queue=queue)])
+
+        return await self._answer(context, service.QueryAssignmentResponse, answer)
+
+    def _queue(self, topic: Any, endpoints: Any, has_stream: bool) -> Any:
+        name = name_of(topic, Status.ILLEGAL_TOPIC)
+        return definition.MessageQueue(
+            topic=definition.Resource(name=name),
+            id=0,
+            permission=definition.READ_WRITE,
+            broker=definition.Broker(name="escrowmq", id=0, endpoints=self._endpoints.choose(endpoints)),
+            accept_message_types=_TYPES,
+        )
+
+    async def Heartbeat(self, request: Any, context: Any) -> Any:
+        """Acknowledge a heartbeat: the telemetry stream shows whether a client is there."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            self.renewing.on_heartbeat(client)
+            return service.HeartbeatResponse(status=OK)
+
+        return await self._answer(context, service.HeartbeatResponse, answer)
+
+    async def NotifyClientTermination(self, request: Any, context: Any) -> Any:
+        """Stop renewing the leases of a client that ends."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            self.renewing.drop(client)
+            return service.NotifyClientTerminationResponse(status=OK)
+
+        return await self._answer(context, service.NotifyClientTerminationResponse, answer)
+
+    # Producers
+
+    async def SendMessage(self, request: Any, context: Any) -> Any:
+        """Send messages, or half messages. An entry is answered when its message is durable."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            if not 1 <= len(request.messages) <= MAX_ENTRIES:
+                raise Refusal(Status.BAD_REQUEST, f"{len(request.messages)} messages; 1 to {MAX_ENTRIES} at a time")
+            incoming = [mapping.to_message(one, client) for one in request.messages]
+            results = await outcomes_of([self._send(gateway, client, one) for one in incoming])
+            entries = [_to_entry(one.client_id, result) for one, result in zip(incoming, results, strict=True)]
+            return service.SendMessageResponse(status=_overall(entries), entries=entries)
+
+        return await self._answer(context, service.SendMessageResponse, answer)
+
+    async def _send(self, gateway: Gateway, client: str, incoming: mapping.Incoming) -> Receipt:
+        message = incoming.message
+        if not incoming.transactional:
+            return await self.clients.plain(gateway).send(message)
+        producer = self.clients.transactional(gateway, message.topic)
+        self.clients.declare_sender(gateway, client, message.topic)
+        return await producer.prepare(message)
+
+    async def EndTransaction(self, request: Any, context: Any) -> Any:
+        """Commit or roll back by id; answered when that is durable. Repeats are harmless, and any client may end."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            topic = name_of(request.topic, Status.ILLEGAL_TOPIC)
+            if not request.transaction_id.strip():
+                raise Refusal(Status.INVALID_TRANSACTION_ID, "the transaction id is empty")
+            outcome = _OUTCOMES.get(request.resolution, Outcome.UNKNOWN)
+            if outcome is not Outcome.UNKNOWN:
+                try:
+                    identity = TransactionId.parse(request.transaction_id)
+                except EscrowError as problem:
+                    raise Refusal(Status.INVALID_TRANSACTION_ID, str(problem)) from None
+                producer = self.clients.transactional(gateway, topic)
+                await (producer.commit(identity) if outcome is Outcome.COMMIT else producer.rollback(identity))
+            self.clients.on_answer(request.transaction_id, outcome)
+            return service.EndTransactionResponse(status=OK)
+
+        return await self._answer(context, service.EndTransactionResponse, answer)
+
+    async def Telemetry(self, requests: AsyncIterator[Any], context: Any) -> None:
+        """Exchange settings with a client, and send check-backs to it, until one of them ends the stream."""
+        try:
+            async with self._caller(context) as (gateway, client):
+                await self._converse(gateway, client, requests, context)
+        except (EscrowError, Refusal) as problem:
+            await context.write(service.TelemetryCommand(status=status_of(problem)))
+
+    async def _converse(self, gateway: Gateway, client: str, requests: AsyncIterator[Any], context: Any) -> None:
+        stream = self.clients.enter(gateway, client)
+
+        async def read() -> None:
+            async for command in requests:
+                if command.HasField("settings"):
+                    self.clients.learn(stream, command.settings)
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                next_command = asyncio.ensure_future(stream.commands.get())
+                done, _ = await asyncio.wait({reading, next_command}, return_when=asyncio.FIRST_COMPLETED)
+                if next_command in done:
+                    await context.write(next_command.result())
+                    continue
+                next_command.cancel()
+                return reading.result()
+        finally:
+            reading.cancel()
+            self.clients.leave(stream)
+
+    # Consumers
+
+    async def ReceiveMessage(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Lease messages: a status, the messages, then the time of delivery."""
+        received: Sequence[Any] = ()
+        try:
+            async with self._caller(context) as (gateway, client):
+                received = await self._receive(gateway, client, request)
+                status = OK if received else _status(Status.MESSAGE_NOT_FOUND, "no message came in time")
+        except (EscrowError, Refusal) as problem:
+            status = status_of(problem)
+        yield service.ReceiveMessageResponse(status=status)
+        for message in received:
+            yield service.ReceiveMessageResponse(message=message)
+        now = service.ReceiveMessageResponse()
+        now.delivery_timestamp.FromDatetime(datetime.now(UTC))
+        yield now
+
+    async def _receive(self, gateway: Gateway, client: str, request: Any) -> list[Any]:
+        group = name_of(request.group, Status.ILLEGAL_CONSUMER_GROUP)
+        topic = name_of(request.message_queue.topic, Status.ILLEGAL_TOPIC)
+        lease = RENEWED_SECONDS if request.auto_renew else _invisible(request.invisible_duration)
+        given = request.HasField("long_polling_timeout")
+        wait = duration_seconds(request.long_polling_timeout) if given else DEFAULT_WAIT
+        if not 0 <= wait < 3600:
+            raise Refusal(Status.ILLEGAL_POLLING_TIME, f"{wait} s")
+        if request.batch_size < 1:
+            raise Refusal(Status.BAD_REQUEST, f"a batch of {request.batch_size}")
+        name = consumer_group(group, topic)
+        options = ConsumerOptions(tags=mapping.tags_of(request.filter_expression), ordered=self._is_fifo(group))
+        await gateway.subscribe(subscription(name, topic, options))
+        never = asyncio.get_running_loop().create_future()  # a client that is gone cancels this call
+        wanted, wait = min(request.batch_size, gateway.settings.max_messages), min(wait, gateway.settings.max_wait)
+        found = await gateway.receiving.receive(name, wanted, wait, round(lease * 1000), never)
+        if found is None:
+            return []
+        number, batch = found
+        try:
+            rows, shard = Rows(number, batch), await gateway.shard(number)
+            messages = [_to_delivery(rows, row, topic, shard, lease) for row in range(rows.count)]
+        except BaseException:
+            gateway.settler.give_back(number, name, batch)
+            raise
+        if request.auto_renew:
+            handles = [message.system_properties.receipt_handle for message in messages]
+            self.renewing.add(client, gateway, name, handles)
+        return messages
+
+    async def AckMessage(self, request: Any, context: Any) -> Any:
+        """Acknowledge messages by their handles."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            group = self._group_of(request)
+            if not 1 <= len(request.entries) <= MAX_ENTRIES:
+                raise Refusal(Status.BAD_REQUEST, f"{len(request.entries)} entries; 1 to {MAX_ENTRIES} at a time")
+            handles = [entry.receipt_handle for entry in request.entries]
+            self.renewing.stop(client, handles)
+            outcomes = await gateway.settler.settle(group, handles, Act.ACK, 0, None)
+            entries = [
+                service.AckMessageResultEntry(
+                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_settled(outcome)
+                )
+                for entry, outcome in zip(request.entries, outcomes, strict=True)
+            ]
+            return service.AckMessageResponse(status=_overall(entries), entries=entries)
+
+        return await self._answer(context, service.AckMessageResponse, answer)
+
+    async def ChangeInvisibleDuration(self, request: Any, context: Any) -> Any:
+        """Set the time until a message is delivered again, from now on."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            seconds = _invisible(request.invisible_duration)
+            self.renewing.stop(client, [request.receipt_handle])
+            await self._settle(gateway, request, Act.EXTEND, delay_us(seconds), None)
+            return service.ChangeInvisibleDurationResponse(status=OK, receipt_handle=request.receipt_handle)
+
+        return await self._answer(context, service.ChangeInvisibleDurationResponse, answer)
+
+    async def _settle(self, gateway: Gateway, request: Any, act: Act, delay: int, cause: str | None) -> None:
+        [outcome] = await gateway.settler.settle(self._group_of(request), [request.receipt_handle], act, delay, cause)
+        if isinstance(outcome, EscrowError):
+            raise outcome
+
+    @staticmethod
+    def _group_of(request: Any) -> str:
+        group = name_of(request.group, Status.ILLEGAL_CONSUMER_GROUP)
+        return consumer_group(group, name_of(request.topic, Status.ILLEGAL_TOPIC))
+
+    # The rest
+
+    async def _answer(self, context: Any, response: Any, work: Callable[[Gateway, str], Awaitable[Any]]) -> Any:
+        """Run a call for its caller. Errors become the status of an empty ``response``."""
+        try:
+            async with self._caller(context) as (gateway, client):
+                return await work(gateway, client)
+        except (EscrowError, Refusal) as problem:
+            return response(status=status_of(problem))
+        except (UnicodeError, ValueError) as problem:
+            return response(status=_status(Status.BAD_REQUEST, str(problem)[:1000]))
+
+
+def _refuse(response: Any, name: str) -> Any:
+    async def call(self: MessagingService, request: Any, context: Any) -> Any:
+        return response(status=_status(Status.NOT_IMPLEMENTED, f"{name} is not supported by this server"))
+
+    return call
+
+
+for _name in ("UpdateOffset", "GetOffset", "QueryOffset", "RecallMessage", "SyncLiteSubscription"):
+    setattr(MessagingService, _name, _refuse(getattr(service, f"{_name}Response"), _name))
+
+
+def _status(code: int, text: str) -> Any:
+    return definition.Status(code=code, message=text)
+
+
+def _invisible(duration: Any) -> float:
+    seconds = duration_seconds(duration)
+    if not LEAST_INVISIBLE <= seconds <= MOST_INVISIBLE:
+        text = f"an invisible duration of {seconds:g} s: {LEAST_INVISIBLE:g} to {MOST_INVISIBLE:g}"
+        raise Refusal(Status.ILLEGAL_INVISIBLE_TIME, text)
+    return seconds
+
+
+def _to_entry(client_id: str, result: Receipt | EscrowError) -> Any:
+    if isinstance(result, EscrowError):
+        return service.SendResultEntry(status=status_of(result), message_id=client_id)
+    transaction = "" if result.transaction_id is None else str(result.transaction_id)
+    return service.SendResultEntry(
+        status=OK, message_id=client_id, transaction_id=transaction, offset=result.offset or 0
+    )
+
+
+def _settled(outcome: Code | EscrowError) -> Any:
+    return status_of(outcome) if isinstance(outcome, EscrowError) else OK
+
+
+def _overall(entries: Sequence[Any]) -> Any:
+    """Return the status of a response: that of all its entries, if it is the same."""
+    codes = {entry.status.code for entry in entries}
+    return entries[0].status if len(codes) == 1 else _status(Status.MULTIPLE_RESULTS, "see each entry")
+
+
+def _to_delivery(rows: Rows, row: int, topic: str, shard: int, lease: float) -> Any:
+    names = ("body", "key", "tag", "properties", "message_id", "born_us", "lease", "offset", "attempt", "stored_us")
+    values = {name: rows.list(name)[row] for name in names}
+    message = mapping.to_client(topic, values)
+    system = message.system_properties
+    system.receipt_handle = str(LeaseHandle(shard, values["lease"], values["offset"]))
+    system.queue_id, system.queue_offset = 0, values["offset"]
+    system.delivery_attempt = values["attempt"]
+    system.store_timestamp.FromMicroseconds(values["stored_us"])
+    system.invisible_duration.FromMilliseconds(round(lease * 1000))
+    return message
