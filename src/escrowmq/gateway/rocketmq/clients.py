@@ -38,7 +38,7 @@ MAX_COMMANDS = 1000
 
 @dataclass(eq=False)
 class Stream:
-    """One telemetry stream of a client."""
+    """One telemetry stream of a client. ``commands`` wait to be sent; None ends the stream."""
 
     client: str
     gateway: Gateway
@@ -84,6 +84,14 @@ class Clients:
         for topic in stream.topics:
             if not any(topic in other.topics for other in streams):
                 self._producers[stream.gateway][topic].attend(False)
+
+    def close(self) -> None:
+        """End all streams, so that their clients connect again."""
+        for streams in self._streams.values():
+            for stream in streams:
+                while not stream.commands.empty():
+                    stream.commands.get_nowait()
+                stream.commands.put_nowait(None)
 
     def learn(self, stream: Stream, settings: Any) -> None:
         """Take a client's settings: declare its topics, and answer with complete settings, now and a little later."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.errors import Code, Misuse
@@ -92,6 +93,7 @@ async def serve_until(
     keys = None if options.keys is None else AccessKeys.read(options.keys)
     own: AsyncBus = await connect(None)
     callers = Callers(connect, settings, {}, own, has_credential=Credential.choose(None, None).is_set)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_WithoutGarbage())
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -118,10 +120,18 @@ async def serve_until(
         logger.info("stopping")
         for task in (renewing, waiting):
             task.cancel()
+        service.clients.close()
         await callers.end_waiting()
     finally:
         await server.stop(GRACE_SECONDS)
         await callers.close()
+
+
+class _WithoutGarbage(logging.Filter):
+    """Drops what gRPC logs, a traceback each, about requests that are no messages of the protocol."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], DecodeError)
 
 
 def is_fifo(patterns: Sequence[str], group: str) -> bool:

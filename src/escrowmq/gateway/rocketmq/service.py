@@ -178,18 +178,19 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
                 if command.HasField("settings"):
                     self.clients.learn(stream, command.settings)
 
-        reading = asyncio.create_task(read())
+        async def write() -> None:
+            while (command := await stream.commands.get()) is not None:
+                await context.write(command)
+
+        tasks = [asyncio.create_task(read()), asyncio.create_task(write())]
         try:
-            while True:
-                next_command = asyncio.ensure_future(stream.commands.get())
-                done, _ = await asyncio.wait({reading, next_command}, return_when=asyncio.FIRST_COMPLETED)
-                if next_command in done:
-                    await context.write(next_command.result())
-                    continue
-                next_command.cancel()
-                return reading.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.clients.leave(stream)
 
     # Consumers
@@ -266,15 +267,15 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         async def answer(gateway: Gateway, client: str) -> Any:
             seconds = _invisible(request.invisible_duration)
             self.renewing.stop(client, [request.receipt_handle])
-            await self._settle(gateway, request, Act.EXTEND, delay_us(seconds), None)
-            return service.ChangeInvisibleDurationResponse(status=OK, receipt_handle=request.receipt_handle)
+            status = await self._settle(gateway, request, Act.EXTEND, delay_us(seconds), None)
+            return service.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)
 
         return await self._answer(context, service.ChangeInvisibleDurationResponse, answer)
 
-    async def _settle(self, gateway: Gateway, request: Any, act: Act, delay: int, cause: str | None) -> None:
+    async def _settle(self, gateway: Gateway, request: Any, act: Act, delay: int, cause: str | None) -> Any:
+        """Settle the message of a request. Returns the status."""
         [outcome] = await gateway.settler.settle(self._group_of(request), [request.receipt_handle], act, delay, cause)
-        if isinstance(outcome, EscrowError):
-            raise outcome
+        return _settled(outcome)
 
     @staticmethod
     def _group_of(request: Any) -> str:
@@ -327,6 +328,8 @@ def _to_entry(client_id: str, result: Receipt | EscrowError) -> Any:
 
 
 def _settled(outcome: Code | EscrowError) -> Any:
+    if isinstance(outcome, EscrowError) and outcome.code in (Code.BAD_ARGUMENT, Code.WRONG_SHARD):
+        return _status(Status.INVALID_RECEIPT_HANDLE, str(outcome)[:1000])
     return status_of(outcome) if isinstance(outcome, EscrowError) else OK
 
 

@@ -61,4 +61,4 @@ def status_of(problem: EscrowError | Refusal) -> Any:
     found = _CODES.get(problem.code)
     if found is None:
         found = next((code for branch, code in _BRANCHES if isinstance(problem, branch)), Status.INTERNAL_SERVER_ERROR)
-    return definition.Status(code=found, message=f"{problem.code.name}: {problem}"[:1000])
+    return definition.Status(code=found, message=str(problem)[:1000])
