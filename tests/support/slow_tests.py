@@ -26,7 +26,7 @@ FOLDERS = (
 FILE = re.compile(
     r"bench_|browser|celery_(kombu|security|workers)|cli_log|console_plans|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_asking"
     r"|gateway_limits|groups_model|idle_connections|interleavings|kafka|kills|log_lookups|mariadb|mysql|operating_groups"
-    r"|planted|postgres|rabbitmq|races|reading_folders|redis|restoring|salvage|state_machine"
+    r"|planted|postgres|rabbitmq|races|reading_folders|redis|restoring|rocketmq_clients|salvage|state_machine"
 )
 """File names: fault injection, planted bugs, searches, and servers of other products."""
 CASE = re.compile(r"\[.*(kafka|mariadb|mysql|postgres|rabbitmq|redis)", re.IGNORECASE)
@@ -42,6 +42,7 @@ ONE_OF_EACH = (
     "tests/log/partitions/test_kafka_contract.py::TestWithItsMirror::test_numbers_count_up",
     "tests/spark/test_source_runs.py::test_a_topic_is_what_the_broker_has",
     "tests/console/test_console_browser.py::test_keys_lead_through_a_table",
+    "tests/rocketmq/test_rocketmq_clients.py::test_transactions_are_committed_and_rolled_back[python]",
 )
 """Tests of integrations that ``make test`` runs all the same."""
 

@@ -1,0 +1,104 @@
+"""The Python client, as clients/README.md describes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from rocketmq import (
+    ClientConfiguration,
+    Credentials,
+    FilterExpression,
+    Message,
+    Producer,
+    SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
+)
+
+endpoint, topic, group, check = sys.argv[1:5]
+printing = threading.Lock()
+RESOLUTIONS = {"commit": TransactionResolution.COMMIT, "rollback": TransactionResolution.ROLLBACK}
+
+
+def show(**answer: Any) -> None:
+    with printing:
+        print(json.dumps(answer), flush=True)
+
+
+class Checker(TransactionChecker):
+    def check(self, message: Any) -> Any:
+        show(check=message.message_id)
+        return RESOLUTIONS.get(check, TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED)
+
+
+def message_of(request: dict[str, Any]) -> Message:
+    message = Message()
+    message.topic, message.body = topic, request["body"].encode()
+    if "tag" in request:
+        message.tag = request["tag"]
+    for key in request.get("keys", ()):
+        message.keys = key  # adds it
+    for name, value in request.get("properties", {}).items():
+        message.add_property(name, value)
+    if "group" in request:
+        message.message_group = request["group"]
+    if "delay" in request:
+        message.delivery_timestamp = int(time.time() + request["delay"])
+    return message
+
+
+def fields_of(message: Any) -> dict[str, Any]:
+    return {
+        "id": message.message_id,
+        "body": message.body.decode(),
+        "keys": sorted(message.keys),
+        "tag": message.tag,
+        "properties": dict(message.properties),
+        "group": message.message_group,
+        "attempt": message.delivery_attempt,
+    }
+
+
+configuration = ClientConfiguration(endpoint, Credentials())
+producer = Producer(configuration, (topic,), checker=Checker())
+producer.startup()
+consumer = None
+if group:
+    consumer = SimpleConsumer(configuration, group, {topic: FilterExpression("*")}, 5)
+    consumer.startup()
+show(ready=True)
+transaction: Any = None
+received: list[Any] = []
+for line in sys.stdin:
+    request = json.loads(line)
+    try:
+        match request["do"]:
+            case "send":
+                show(id=producer.send(message_of(request)).message_id)
+            case "half":
+                transaction = producer.begin_transaction()
+                show(id=producer.send(message_of(request), transaction).message_id)
+            case "commit" | "rollback":
+                getattr(transaction, request["do"])()
+                show(ok=True)
+            case "receive":
+                assert consumer is not None
+                received = consumer.receive(request["max"], request["invisible"])
+                show(messages=[fields_of(one) for one in received])
+            case "ack":
+                assert consumer is not None
+                for one in received:
+                    consumer.ack(one)
+                show(ok=True)
+            case "stop":
+                producer.shutdown()
+                if consumer is not None:
+                    consumer.shutdown()
+                show(ok=True)
+                break
+    except Exception as problem:
+        show(error=str(problem))
