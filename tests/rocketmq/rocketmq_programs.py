@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from escrowmq_lab.servers.process import run
+from own_home import CACHE
+
 FOLDER = Path(__file__).parent / "clients"
+
+
+_CACHE = CACHE / "escrowmq" / "rocketmq"
+
+
+def _find(program: str) -> str:
+    """Return the path of a program. Raises FileNotFoundError."""
+    found = shutil.which(program)
+    if found is None:
+        raise FileNotFoundError(program)
+    return found
+
+
+@contextmanager
+def _made(name: str) -> Iterator[Path | None]:
+    """Provide an empty folder that becomes the cache's folder of a name; None if that is there. One process at a time,
+    and a build that fails leaves nothing."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with (_CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (_CACHE / name).is_dir():
+            yield None
+            return
+        with tempfile.TemporaryDirectory(dir=_CACHE) as making:
+            folder = Path(making) / "made"
+            folder.mkdir()
+            yield folder
+            folder.rename(_CACHE / name)
 
 
 def _build_python() -> list[str]:
     return [sys.executable, str(FOLDER / "python" / "client.py")]
 
 
-_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python}
+def _build_node() -> list[str]:
+    """Install the package into the cache, once a version."""
+    npm = _find("npm")
+    package = "rocketmq-client-nodejs@1.0.8"
+    with _made(package) as folder:
+        if folder is not None:
+            run([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), package])
+    return ["env", f"NODE_PATH={_CACHE / package / 'node_modules'}", "node", str(FOLDER / "node" / "client.js")]
+
+
+_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node}
 LANGUAGES = tuple(_BUILDERS)
 
 

@@ -86,6 +86,21 @@ def test_the_invisible_duration_can_be_changed(raw: RawClient, topic: str) -> No
     assert again.system_properties.delivery_attempt == 2
 
 
+def test_a_consumer_gives_a_message_up(raw: RawClient, bus: mq.Bus, topic: str) -> None:
+    raw.send(raw.message(topic, b"poison"))
+    (got,) = raw.receive("cart", topic)
+    request = service.ForwardMessageToDeadLetterQueueRequest(
+        group=definition.Resource(name="cart"),
+        topic=definition.Resource(name=topic),
+        receipt_handle=got.system_properties.receipt_handle,
+        delivery_attempt=1,
+    )
+    assert code_of(raw.call("ForwardMessageToDeadLetterQueue", request)) == "OK"
+    (letter,) = bus.admin.dead_letters(f"cart.{topic}")
+    assert "given up by its consumer after 1 attempts" in letter["cause"]
+    assert raw.receive("cart", topic, wait=0.0) == []
+
+
 def test_messages_of_a_group_come_in_order(raw: RawClient, topic: str) -> None:
     kind = definition.FIFO
     for number in range(6):

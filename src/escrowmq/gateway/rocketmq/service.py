@@ -272,6 +272,17 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
 
         return await self._answer(context, service.ChangeInvisibleDurationResponse, answer)
 
+    async def ForwardMessageToDeadLetterQueue(self, request: Any, context: Any) -> Any:
+        """Make a message a dead letter: the consumer has tried it as often as its settings say."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            self.renewing.stop(client, [request.receipt_handle])
+            cause = f"given up by its consumer after {request.delivery_attempt} attempts"
+            status = await self._settle(gateway, request, Act.REJECT, 0, cause)
+            return service.ForwardMessageToDeadLetterQueueResponse(status=status)
+
+        return await self._answer(context, service.ForwardMessageToDeadLetterQueueResponse, answer)
+
     async def _settle(self, gateway: Gateway, request: Any, act: Act, delay: int, cause: str | None) -> Any:
         """Settle the message of a request. Returns the status."""
         [outcome] = await gateway.settler.settle(self._group_of(request), [request.receipt_handle], act, delay, cause)
