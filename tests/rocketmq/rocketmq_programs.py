@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from escrowmq_lab.servers import maven
 from escrowmq_lab.servers.process import run
+from escrowmq_lab.servers.seam import Absent
 from own_home import CACHE
 
 FOLDER = Path(__file__).parent / "clients"
@@ -29,6 +32,11 @@ def _find(program: str) -> str:
     if found is None:
         raise FileNotFoundError(program)
     return found
+
+
+def _digest(*sources: Path) -> str:
+    """Return a short hash of source files."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 @contextmanager
@@ -62,7 +70,23 @@ def _build_node() -> list[str]:
     return ["env", f"NODE_PATH={_CACHE / package / 'node_modules'}", "node", str(FOLDER / "node" / "client.js")]
 
 
-_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node}
+def _build_java() -> list[str]:
+    """Compile the program against the jar of its pom."""
+    java, javac = _find("java"), _find("javac")
+    source = FOLDER / "java" / "Client.java"
+    try:
+        jars = maven.libraries(FOLDER / "java" / "pom.xml", "rocketmq-client")
+    except Absent as problem:
+        raise FileNotFoundError(str(problem)) from None
+    name = f"java-{_digest(source)}"
+    with _made(name) as folder:
+        if folder is not None:
+            run([javac, "-cp", f"{jars}/*", "-d", str(folder), str(source)])
+    # A small heap and one compiler: many of them start beside other tests.
+    return [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{_CACHE / name}:{jars}/*", "Client"]
+
+
+_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node, "java": _build_java}
 LANGUAGES = tuple(_BUILDERS)
 
 
