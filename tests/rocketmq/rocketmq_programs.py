@@ -86,7 +86,26 @@ def _build_java() -> list[str]:
     return [java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{_CACHE / name}:{jars}/*", "Client"]
 
 
-_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node, "java": _build_java}
+def _build_go() -> list[str]:
+    """Build the program with the module that its go.mod names."""
+    go = _find("go")
+    sources = FOLDER / "go" / "main.go", FOLDER / "go" / "go.mod"
+    name = f"go-{_digest(*sources)}"
+    with _made(name) as folder:
+        if folder is not None:
+            (folder / "source").mkdir()
+            for source in sources:
+                shutil.copy(source, folder / "source")
+            # What it downloads goes into a temporary folder, too, which must be removable.
+            places = {"GOPATH": f"{folder}/path", "GOCACHE": f"{folder}/cache", "GOFLAGS": "-modcacherw -buildvcs=false"}
+            run([go, "-C", f"{folder}/source", "mod", "tidy"], environment=places)
+            run([go, "-C", f"{folder}/source", "build", "-o", "../client", "."], environment=places)
+            for place in ("path", "cache"):
+                shutil.rmtree(folder / place)
+    return [str(_CACHE / name / "client")]
+
+
+_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node, "java": _build_java, "go": _build_go}
 LANGUAGES = tuple(_BUILDERS)
 
 
