@@ -97,7 +97,11 @@ def _build_go() -> list[str]:
             for source in sources:
                 shutil.copy(source, folder / "source")
             # What it downloads goes into a temporary folder, too, which must be removable.
-            places = {"GOPATH": f"{folder}/path", "GOCACHE": f"{folder}/cache", "GOFLAGS": "-modcacherw -buildvcs=false"}
+            places = {
+                "GOPATH": f"{folder}/path",
+                "GOCACHE": f"{folder}/cache",
+                "GOFLAGS": "-modcacherw -buildvcs=false",
+            }
             run([go, "-C", f"{folder}/source", "mod", "tidy"], environment=places)
             run([go, "-C", f"{folder}/source", "build", "-o", "../client", "."], environment=places)
             for place in ("path", "cache"):
@@ -105,7 +109,12 @@ def _build_go() -> list[str]:
     return [str(_CACHE / name / "client")]
 
 
-_BUILDERS: dict[str, Callable[[], list[str]]] = {"python": _build_python, "node": _build_node, "java": _build_java, "go": _build_go}
+_BUILDERS: dict[str, Callable[[], list[str]]] = {
+    "python": _build_python,
+    "node": _build_node,
+    "java": _build_java,
+    "go": _build_go,
+}
 LANGUAGES = tuple(_BUILDERS)
 
 
