@@ -19,6 +19,7 @@ from rocketmq_runs import GatewayProcess, Start
 import escrowmq as mq
 
 PATIENCE = 120.0
+pytestmark = pytest.mark.timeout(1200)  # the first test of a language builds its program
 
 
 class Client:
