@@ -118,7 +118,8 @@ def _build_rust() -> list[str]:
     with _made(name) as folder:
         if folder is not None:
             shutil.copytree(FOLDER / "rust", folder / "source")
-            run([cargo, "build", "--quiet", "--manifest-path", f"{folder}/source/Cargo.toml"], environment=_cargo_home())
+            manifest = f"{folder}/source/Cargo.toml"
+            run([cargo, "build", "--quiet", "--manifest-path", manifest], environment=_cargo_home())
             shutil.move(folder / "source" / "target" / "debug" / "rocketmqclient", folder / "client")
             shutil.rmtree(folder / "source")
     return [str(_CACHE / name / "client")]
