@@ -136,3 +136,39 @@ def test_an_id_is_not_broken_on_a_narrow_screen(
     assert "words that may stand in lines of their own " * 3 not in told
     print_facts({"message id": ID})
     assert ID in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        (
+            ("group", "topics", "order", ">waiting", ">leased", ">retrying", ">dead letters", "paused"),
+            ("billing-of-orders-in-the-north", "orders-of-the-north-region", "ordered", 1234, 12, 3, 0, None),
+        ),
+        (
+            ("transaction", "state", "group", ">messages", ">checks", "prepared", "decided by"),
+            ("a850d6c0-7-14abcdef01", "rolled_back", "billing-of-orders-in-the-north", 1, 15, "3 d ago", "operator"),
+        ),
+        (
+            ("topic", ">queue", ">first offset", ">next offset", ">messages", ">size", "keeps"),
+            ("orders-of-the-north-region-of-it", 0, 1_234_567, 12_345_678, 11_111_111, "1.21 GiB", "7 d, 10 GiB"),
+        ),
+        (
+            ("message", ">attempts", "dead since", "key", "tag", "cause"),
+            ("orders-of-the-north-region/12/345678", 16, "2026-11-28 01:05:34.640", ID, "paid", "no such row " * 9),
+        ),
+    ],
+    ids=["groups", "transactions", "topics", "dead letters"],
+)
+def test_long_names_fit_80_columns_in_one_piece(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...], row: tuple[object]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a screen
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_table(columns, [row, row], "nothing")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, shown.splitlines())) <= 80
+    words = [word for value in row if isinstance(value, str) for word in value.split()]
+    assert [word for word in words if word not in shown.split()] == []
+    assert all(column.removeprefix(">").split()[0] in shown for column in columns)

@@ -58,11 +58,15 @@ PIPED = 1 << 20
 """Line width if standard output is not a terminal: no line is broken."""
 
 
+def _least_width(out: Console, table: Table) -> int:
+    """Return the width (columns) that a table needs without breaking ids."""
+    return Measurement.get(out, out.options.update_width(PIPED), table).minimum
+
+
 def _print_whole(table: Table) -> None:
     """Print a table without breaking ids: a narrow terminal wraps whole lines, a pipe never breaks them."""
     out = console()
-    least = Measurement.get(out, out.options.update_width(PIPED), table).minimum
-    out.width = max(out.width, least) if out.is_terminal else PIPED
+    out.width = max(out.width, _least_width(out, table)) if out.is_terminal else PIPED
     out.print(table, soft_wrap=True)
 
 
@@ -97,8 +101,9 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is right-aligned."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is right-aligned. On a terminal
+    that is too narrow each row is a block of names and values, as with psql's automatic expanded display."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown = [[cell(value) for value in row] for row in rows]
     for number, column in enumerate(columns):
         head, side = column.removeprefix(">"), "right" if column.startswith(">") else "left"
@@ -106,10 +111,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: st
         table.add_column(head, justify=side, overflow="fold", min_width=least)  # type: ignore[arg-type]
     for row in shown:
         table.add_row(*row)
-    if table.row_count:
-        _print_whole(table)
-    else:
+    out = console()
+    if not shown:
         notice(empty)
+    elif out.is_terminal and _least_width(out, table) > out.width:
+        for row in shown:
+            print_facts(dict(zip((column.removeprefix(">") for column in columns), row, strict=True)))
+            out.print()
+    else:
+        _print_whole(table)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], json: bool, columns: Columns, empty: str) -> None:
