@@ -69,12 +69,16 @@ def test_the_commands_of_the_design_are_there() -> None:
     commands = set(every) - moved
     assert commands == {
         "serve",
+        "dev",
         "step-down",
         "gateway",
         "webhooks",
         "demo",
         "topics",
         "send",
+        "prepare",
+        "commit",
+        "rollback",
         "tail",
         "transactions",
         "dead-letters",

@@ -130,11 +130,11 @@ def test_the_checker_of_ones_own_does_not_guess(tmp_path: Path, local: str, stan
 def test_the_session_at_the_command_line_runs(
     serve: Callable[..., Served], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", START, re.DOTALL)
-    (session,) = [block for block in blocks if "escrowmq send" in block]
+    session = START.partition("## From the command line\n")[2].partition("\n## ")[0]
     monkeypatch.setenv("ESCROWMQ_URL", serve().url)
-    commands = [shlex.split(line)[1:] for line in session.splitlines() if line.startswith("escrowmq")]
-    assert len(commands) == 8
+    commands = [shlex.split(line)[1:] for line in session.splitlines() if line.startswith("escrowmq ")]
+    assert commands.pop(0) == ["dev"]  # tests/cli/test_cli_dev.py
+    assert len(commands) == 4 + 8
     for words in commands:
         ran = run(*words)
         assert ran.code == 0, (words, ran)

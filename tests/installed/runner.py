@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import Any
 
-SERVING = ("serve", "gateway", "console")
+SERVING = ("serve", "dev", "gateway", "console")
 
 
 def main() -> None:

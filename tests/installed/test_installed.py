@@ -23,10 +23,13 @@ from escrowmq.cli.main import app
 HERE = Path(__file__).parent
 URL = ["--url", "file:data"]
 DATABASE = ["--database-url", "sqlite:///shop.db"]
+DEV = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--console", "127.0.0.1:0"]
 NOT_THERE = "folder-that-is-not-there"
 
 NEEDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("send", "orders", "paid", *URL): (),
+    ("prepare", "orders", "paid", "--id", "o-1", *URL): (),
+    ("commit", "o-1", *URL): (),
     ("tail", "orders", *URL): (),
     ("status", *URL): (),
     ("find", "o-1", *URL): (),
@@ -51,6 +54,7 @@ NEEDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("audit", NOT_THERE): ("spark",),
     ("report", "--url", f"file:{NOT_THERE}", "--out", "page"): ("spark",),
     ("demo", "--orders", NOT_THERE): ("serve", "spark"),
+    ("dev", "-d", "tried", *DEV): ("serve", "http", "console"),
     ("gateway", *URL, "--listen", "127.0.0.1:0"): ("http",),
     ("console", *URL, "--listen", "127.0.0.1:0"): ("console",),
 }

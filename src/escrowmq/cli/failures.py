@@ -78,9 +78,16 @@ class Commands(TyperGroup):
     """A command group that converts every EscrowError to an error line and exit code."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands on one screen, without the options of shell completion, which users need once."""
-        with hide_options(self, {"install_completion", "show_completion"}):
+        """Show the commands on one screen, without a panel of options: the help's text names those that users need."""
+        with hide_options(self, {str(param.name) for param in self.params}):
             super().format_help(ctx, formatter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return ``--help``, hidden in the list of options."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.hidden = True
+        return option
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""

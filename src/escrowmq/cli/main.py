@@ -13,7 +13,9 @@ from escrowmq.cli import (
     backup,
     compensate,
     dead_letters,
+    dev,
     groups,
+    halves,
     jobs,
     log,
     messages,
@@ -46,6 +48,7 @@ OPERATE, VERIFY, DATABASES = "Operate", "Verify", "Databases"
 
 _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = (
     (RUN, "serve", serve.serve, "Serve a data folder: the broker."),
+    (RUN, "dev", dev.dev, "Broker, HTTP and console at once, to try or develop."),
     (RUN, "gateway", serve.gateway, "Serve HTTP over a broker."),
     (RUN, "rocketmq", rocketmq.rocketmq, "Serve RocketMQ 5 clients over a broker."),
     (RUN, "console", serve.console, "Serve the web console."),
@@ -55,6 +58,9 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = 
     (RUN, "demo", jobs.demo, "Run a shop, kill its processes, audit the result."),
     (MESSAGES, "topics", topics.app, "Topics and their queues."),
     (MESSAGES, "send", messages.send, "Send plain messages."),
+    (MESSAGES, "prepare", halves.prepare, "Send a half message: durable, invisible."),
+    (MESSAGES, "commit", halves.commit, "Make the messages of a transaction visible."),
+    (MESSAGES, "rollback", halves.rollback, "Drop the messages of a transaction."),
     (MESSAGES, "tail", messages.tail, "Show messages without consuming them."),
     (INSPECT, "status", overview.status, "The state of everything, and pending work."),
     (INSPECT, "find", overview.find, "The history of a message, and why it waits."),
@@ -114,7 +120,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     _version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """EscrowMQ: a message stays in escrow until its local transaction has decided."""
+    """A message stays in escrow until its local transaction has decided. Options: --version, --help (-h)."""
 
 
 def main() -> None:

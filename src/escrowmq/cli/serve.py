@@ -188,7 +188,7 @@ class _Services:
             from escrowmq.console import beside as run_console
 
             services.append(lambda connect: run_console(connect, listen=console, **secured))
-        return _combine(services) if services else None
+        return combine(services) if services else None
 
 
 def serve(
@@ -286,7 +286,7 @@ def _addresses(replicas: str) -> list[str]:
     return [prefix + host for host in hosts]
 
 
-def _combine(beside: list[Beside]) -> Beside:
+def combine(beside: list[Beside]) -> Beside:
     """Combine several services that run beside a broker, and their announcements, into one."""
 
     @contextmanager
