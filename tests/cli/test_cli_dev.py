@@ -61,7 +61,8 @@ def test_the_commands_that_it_prints_show_a_half_message(dev: Start, run: Run, m
     assert process.stderr is not None
     printed = ""
     while "escrowmq commit" not in printed:
-        assert (line := process.stderr.readline()), printed
+        line = process.stderr.readline()
+        assert line, printed
         printed += line
     monkeypatch.delenv("ESCROWMQ_URL")
     prepare, tail, commit = (shlex.split(line)[1:] for line in re.findall(r"^  escrowmq .*", printed, re.MULTILINE))

@@ -120,7 +120,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     _version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """A message stays in escrow until its local transaction has decided. Options: --version, --help (-h)."""
+    """Hold messages in escrow until the local transaction has decided. Options: --version, --help (-h)."""
 
 
 def main() -> None:
