@@ -14,7 +14,7 @@ PATHS  := src lab tests $(wildcard bench examples)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify lint format docs bench chaos clean
+.PHONY: help setup demo test verify lint format docs wheel bench chaos clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 20
@@ -56,6 +56,10 @@ format: setup ## apply the style
 docs: setup ## write the generated pages of docs/ anew
 	$(BIN)/python -m escrowmq.cli.reference docs/reference
 	$(BIN)/python tests/invariants.py
+
+wheel: setup ## build the wheel into dist/: pip install 'dist/NAME.whl[all]'
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines
 	$(BIN)/escrowmq-lab bench $(ARGS)
