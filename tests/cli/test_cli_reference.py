@@ -71,6 +71,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "serve",
         "dev",
         "step-down",
+        "work",
         "gateway",
         "webhooks",
         "demo",

@@ -54,7 +54,7 @@ NEEDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("audit", NOT_THERE): ("spark",),
     ("report", "--url", f"file:{NOT_THERE}", "--out", "page"): ("spark",),
     ("demo", "--orders", NOT_THERE): ("serve", "spark"),
-    ("dev", "-d", "tried", *DEV): ("serve", "http", "console"),
+    ("dev", "-d", "tried", *DEV): ("serve", "console", "http"),
     ("gateway", *URL, "--listen", "127.0.0.1:0"): ("http",),
     ("console", *URL, "--listen", "127.0.0.1:0"): ("console",),
 }

@@ -91,9 +91,8 @@ def rollback(transaction: Id, group: Group = None, url: Url = DEFAULT_URL, json:
 
 def _decide(transaction: str, outcome: Outcome, group: str | None, url: str, json: bool) -> None:
     with bus_at(url) as bus:
-        if group is None:
-            group = bus.admin.transaction(transaction)["group"] if _is_transaction_id(transaction) else GROUP
-        with bus.producer(group, unasked=True, timeout=PATIENCE) as producer:
+        found: Any = bus.admin.transaction(transaction) if group is None and _is_transaction_id(transaction) else {}
+        with bus.producer(group or found.get("group") or GROUP, unasked=True, timeout=PATIENCE) as producer:
             decide = producer.commit if outcome is Outcome.COMMIT else producer.rollback
             result = decide(transaction)
     if json:

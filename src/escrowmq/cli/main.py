@@ -36,7 +36,7 @@ from escrowmq.cli.options import App
 from escrowmq.errors import Code, error
 
 app = App(
-    "EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
+    "Hold messages until the local transaction has decided. Also: --version, -h.",
     cls=Commands,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -120,7 +120,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     _version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Hold messages in escrow until the local transaction has decided. Options: --version, --help (-h)."""
+    """EscrowMQ: a message stays in escrow until its local transaction has decided."""
 
 
 def main() -> None:
