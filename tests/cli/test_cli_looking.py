@@ -128,3 +128,20 @@ def test_the_grace_of_a_reconciliation_is_counted_by_the_brokers_clock(
     monkeypatch.setattr(jobs, "datetime", NoClock)
     before = jobs._before(None, 600.0, url)
     assert abs(time.time() - 600 - before.timestamp()) < 60
+
+
+def test_a_listing_creates_nothing(run: Run, url: str) -> None:
+    listings = [
+        *(["topics", "list"], ["groups", "list"], ["groups", "list", "--producers"], ["transactions", "list"]),
+        *(["groups", "show", "nosuch"], ["dead-letters", "list", "nosuch"], ["dead-letters", "summary", "nosuch"]),
+        *(["transactions", "list", "--group", "nosuch"], ["tail", "nosuch"], ["tail", "%dead-letters.nosuch"]),
+        *(["lookup", "nosuch"], ["find", "nosuch"], ["status"], ["writers", "list"], ["acts", "list"]),
+    ]
+    for words in listings:
+        run(*words)
+    assert not Path(url.removeprefix("file:")).exists()
+    run("send", "orders", "x")
+    stored = [run(*words, "--json").json for words in listings[:4]]
+    for words in listings:
+        run(*words)
+    assert [run(*words, "--json").json for words in listings[:4]] == stored
