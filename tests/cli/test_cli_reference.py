@@ -72,6 +72,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "dev",
         "step-down",
         "work",
+        "rocketmq",
         "gateway",
         "webhooks",
         "demo",

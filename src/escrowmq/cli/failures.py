@@ -78,7 +78,8 @@ class Commands(TyperGroup):
     """A command group that converts every EscrowError to an error line and exit code."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands on one screen, without a panel of options: the help's text names those that users need."""
+        """Show the commands on one screen, without a panel of options: the usage line names the needed ones."""
+        self.help, self.options_metavar = "", "[--version] [-h]"
         with hide_options(self, {str(param.name) for param in self.params}):
             super().format_help(ctx, formatter)
 

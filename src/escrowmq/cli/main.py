@@ -36,7 +36,7 @@ from escrowmq.cli.options import App
 from escrowmq.errors import Code, error
 
 app = App(
-    "Hold messages until the local transaction has decided. Also: --version, -h.",
+    "EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
     cls=Commands,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
