@@ -14,7 +14,7 @@ from escrowmq.demo.director import DemoOptions
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 
 CLEAN = Verdict(
-    orders=3,
+    ids=3,
     transactions=3,
     committed=2,
     rolled_back=1,

@@ -30,7 +30,7 @@ def test_the_leader_is_killed_and_nothing_is_lost(spark: SparkSession, tmp_path:
 
     assert verdict is not None
     assert verdict.settled, verdict.findings
-    assert verdict.orders == 60
+    assert verdict.ids == 60
     assert verdict.consumers == {"cart": verdict.committed, "points": verdict.committed}
     assert verdict.kills == 4
 

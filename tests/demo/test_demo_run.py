@@ -28,7 +28,7 @@ def test_nothing_is_lost_and_every_edit_by_hand_is_found(spark: SparkSession, tm
     assert verdict is not None
     assert verdict.settled, verdict.findings
     placed = verdict.committed
-    assert verdict.orders == 60
+    assert verdict.ids == 60
     assert verdict.committed + verdict.rolled_back == verdict.transactions >= 60
     assert verdict.consumed == placed
     assert verdict.consumers == {"cart": placed, "points": placed}

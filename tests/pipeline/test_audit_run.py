@@ -161,7 +161,7 @@ def test_a_clean_run_agrees(spark: SparkSession, clean: Path) -> None:
     verdict, pictures = audit(found, Readings(spark, found, ParquetLog(spark, clean / "log")), Events(), windows=0)
     kept = sum(not order["cancelled"] for order in generate_orders(ORDERS, seed=3).to_pylist())
     assert verdict.findings == ()
-    assert (verdict.orders, verdict.transactions) == (ORDERS, ORDERS)
+    assert (verdict.ids, verdict.transactions) == (ORDERS, ORDERS)
     assert (verdict.committed, verdict.rolled_back, verdict.consumed) == (kept, ORDERS - kept, kept)
     assert verdict.checks == 1
     assert verdict.consumers == {"cart": kept, "points": kept}

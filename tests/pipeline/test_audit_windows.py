@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -16,9 +17,10 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit import compare, windows
-from escrowmq.pipeline.audit.readings import is_unique
 from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest
-from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
+from escrowmq.pipeline.audit.tables import is_unique
+from escrowmq.pipeline.sql.tables import readonly_url
+from escrowmq.pipeline.sql.text_reads import Text, TextRead
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -201,8 +203,12 @@ def test_a_database_s_own_index_says_whether_ids_are_unique(
         database.execute(f"CREATE TABLE t ({schema})")
         database.executemany(f"INSERT INTO t VALUES ({', '.join('?' * len(rows[0]))})", rows)
         database.commit()
-    wanted = tuple((name, "=", text) for name, text in where.items())
-    assert is_unique(SqlRead(readonly_url(tmp_path / "x.db"), "t", ("id",), wanted, texts=True), "id") is unique
+    assert is_unique(id_of(readonly_url(tmp_path / "x.db"), where)) is unique
+
+
+def id_of(url: str, where: dict[str, str]) -> TextRead:
+    wanted = tuple((name, "text", text) for name, text in where.items())
+    return TextRead(url, "t", (Text("id", "text", "text"),), wanted)
 
 
 def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
@@ -211,7 +217,33 @@ def test_a_partial_index_says_nothing(tmp_path: Path) -> None:
         database.execute("CREATE UNIQUE INDEX some ON t (id) WHERE gone = 0")
         database.execute("INSERT INTO t VALUES ('a', 1), ('a', 1)")
         database.commit()
-    assert not is_unique(SqlRead(readonly_url(tmp_path / "x.db"), "t", ("id",), texts=True), "id")
+    assert not is_unique(id_of(readonly_url(tmp_path / "x.db"), {}))
+
+
+SERVED = [
+    ("id VARCHAR(9) PRIMARY KEY", {}, True),
+    ("id VARCHAR(9) NOT NULL UNIQUE", {}, True),
+    ("id VARCHAR(9) UNIQUE", {}, False),  # nulls are all different to an index
+    ("id VARCHAR(9) NOT NULL", {}, False),
+    ("id VARCHAR(9), who VARCHAR(9), PRIMARY KEY (who, id)", {"who": "x"}, True),
+    ("id VARCHAR(9), who VARCHAR(9), PRIMARY KEY (who, id)", {}, False),
+]
+
+
+def test_a_server_s_own_index_says_whether_ids_are_unique(database_url: str) -> None:
+    if database_url.startswith("sqlite"):
+        return
+    engine = sa.create_engine(database_url)
+    partial = [] if engine.dialect.name != "postgresql" else ["CREATE UNIQUE INDEX some ON t (id) WHERE n = 0"]
+    partial += [] if engine.dialect.name != "postgresql" else ["CREATE UNIQUE INDEX made ON t (lower(id))"]
+    for schema, where, unique in [*SERVED, ("id VARCHAR(9) NOT NULL, n INTEGER", {}, False)]:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE IF EXISTS t")
+            connection.exec_driver_sql(f"CREATE TABLE t ({schema})")
+            for statement in partial if " n INTEGER" in schema else []:
+                connection.exec_driver_sql(statement)
+        assert is_unique(id_of(database_url, where)) is unique, schema
+    engine.dispose()
 
 
 def test_what_is_unique_is_learnt_from_equal_windows_and_no_others(spark: SparkSession) -> None:

@@ -24,6 +24,7 @@ from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import SqlRange, SqlReader
 from escrowmq.pipeline.sql.tables import KINDS, SqlRead, check, inode, readonly_url
+from escrowmq.pipeline.sql.text_reads import Text, TextRead
 from escrowmq.pipeline.sweeps import Databases
 from escrowmq.pipeline.sweeps.databases import Connections
 from escrowmq.spark import brokers
@@ -134,7 +135,7 @@ def test_a_worker_that_does_not_see_a_file_says_so_and_makes_none(tmp_path: Path
     with pytest.raises(Misuse, match=f"has no database {missing}"):
         list(reader.read(SqlRange(0, "a", (None, None))))
     with pytest.raises(Misuse, match=f"has no database {missing}"):
-        list(SqlRead(readonly_url(Path(missing)), "t", ("a",), texts=True).batches("rowid", (0, 9)))
+        list(TextRead(readonly_url(Path(missing)), "t", (Text("a", "text", "text"),)).batches("rowid", (0, 9)))
     with pytest.raises(Misuse, match=str(tmp_path / "data")):
         brokers.open_links(f"file:{tmp_path / 'data'}")
     with Connections(Databases((f"sqlite:///{missing}",), f"sqlite:///{missing}2")) as opened:

@@ -19,7 +19,7 @@ from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.pages import svg
 
 CLEAN = Verdict(
-    orders=2000,
+    ids=2000,
     transactions=2048,
     committed=1690,
     rolled_back=358,
@@ -117,7 +117,7 @@ def test_findings_are_named() -> None:
 
 
 def test_an_empty_run_is_still_a_page(tmp_path: Path) -> None:
-    path = write_page(tmp_path, replace(CLEAN, orders=0, comparisons=()), Pictures(0, 1, {}, {}), Events())
+    path = write_page(tmp_path, replace(CLEAN, ids=0, comparisons=()), Pictures(0, 1, {}, {}), Events())
     assert path.read_text().startswith("<!doctype html>")
 
 

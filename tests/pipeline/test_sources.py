@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.sql.source import read_texts
-from escrowmq.pipeline.sql.tables import SqlRead, even_cuts, readonly_url
+from escrowmq.pipeline.sql.tables import even_cuts, readonly_url
+from escrowmq.pipeline.sql.text_reads import Text, TextRead, reflect_texts
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(1, 5000), st.integers(1, 500))
@@ -35,9 +36,10 @@ def make(path: Path, rows: list[tuple[object, ...]]) -> Path:
     return path
 
 
-def reading(database: Path, *columns: str, **where: str) -> SqlRead:
-    wanted = tuple((name, "=", text) for name, text in where.items())
-    return SqlRead(readonly_url(database), "some orders", columns, wanted, texts=True)
+def reading(database: Path, *columns: str, **where: str) -> TextRead:
+    wanted = tuple((name, "text", text) for name, text in where.items())
+    wanted_columns = tuple(Text(name, "text", "text") for name in columns)
+    return TextRead(readonly_url(database), "some orders", wanted_columns, wanted)
 
 
 @pytest.mark.spark
@@ -46,10 +48,9 @@ def test_all_rows_of_all_tables_come_as_text_whatever_they_hold(spark: SparkSess
     rows: list[tuple[object, ...]] = [("a", 1, "ü"), (None, "not a number", None), (3, 2.5, b"\xff")]
     one, two = make(tmp_path / "x.db", rows), make(tmp_path / "y '?#%.db", [("b", 7, "")])
     reads = [reading(one, "id", "amount", 'a "note'), reading(two, "amount")]
-    found = [(row["source"], *row["cells"]) for row in read_texts(spark, reads, partition_rows=1).collect()]
-    assert sorted(found, key=str) == sorted(
-        [(0, "a", "1", "ü"), (0, None, "not a number", None), (0, "3", "2.5", "\ufffd"), (1, "7")], key=str
-    )
+    found = [tuple(row) for row in read_texts(spark, reads, partition_rows=1).collect()]
+    wanted = [(0, "a", "1", "ü"), (0, None, "not a number", None), (0, "3", "2.5", "\ufffd"), (1, "7", None, None)]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
 
 
 @pytest.mark.spark
@@ -63,7 +64,7 @@ def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Pa
     connection.close()
     frame = read_texts(spark, [reading(database, "id")], partition_rows=100)
     assert 1 < frame.rdd.getNumPartitions() <= 7
-    assert {row["cells"][0] for row in frame.collect()} == {f"o-{n}" for n in range(1000) if n % 3} | {"far"}
+    assert {row["c0"] for row in frame.collect()} == {f"o-{n}" for n in range(1000) if n % 3} | {"far"}
 
 
 @pytest.mark.spark
@@ -71,19 +72,19 @@ def test_many_ranges_gaps_and_a_far_off_row_id(spark: SparkSession, tmp_path: Pa
 def test_where_keeps_equal_rows_and_an_empty_table_is_empty(spark: SparkSession, tmp_path: Path) -> None:
     database = make(tmp_path / "x.db", [("a", 1, "x"), ("b", 2, "y'; --")])
     frame = read_texts(spark, [reading(database, "id", **{'a "note': "y'; --"})])
-    assert [row["cells"] for row in frame.collect()] == [["b"]]
+    assert [row["c0"] for row in frame.collect()] == ["b"]
     assert read_texts(spark, [reading(make(tmp_path / "empty.db", []), "id")]).count() == 0
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     database = make(tmp_path / "x.db", [])
-    reading(database, "id").check()
+    reflect_texts(readonly_url(database), "some orders", ["id"])
     with pytest.raises(Misuse, match=r"no database .*nothing\.db"):
-        reading(tmp_path / "nothing.db", "id").check()
+        reflect_texts(readonly_url(tmp_path / "nothing.db"), "some orders", ["id"])
     with pytest.raises(Misuse, match="no table 'other'"):
-        SqlRead(readonly_url(database), "other", ("id",), texts=True).check()
+        reflect_texts(readonly_url(database), "other", [])
     with pytest.raises(Misuse, match="has no column price, size, colour"):
-        reading(database, "id", "price", "size", colour="red").check()
+        reflect_texts(readonly_url(database), "some orders", ["id", "price", "size", "colour"])
     (tmp_path / "text.db").write_text("hello, this is not a database at all, but long enough to be read as one" * 20)
     with pytest.raises(Misuse, match="cannot read"):
-        reading(tmp_path / "text.db", "id").check()
+        reflect_texts(readonly_url(tmp_path / "text.db"), "t", ["id"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,13 @@ from typer import Argument, Option
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import (
+    DEFAULT_URL,
     PATIENCE,
     Brokers,
     Json,
     MetricsOptions,
     Url,
+    admin_at,
     broker_time,
     check_folder,
     check_reachable,
@@ -78,16 +80,55 @@ def demo(options: _Demo) -> None:
         raise typer.Exit(Exit.FINDING)
 
 
+@dataclass
+class _Manifest:
+    """The manifest of an audit, and what is done with it instead of an audit."""
+
+    folder: Path = Argument(..., help="The folder of manifest.json.")
+    check: bool = Option(False, "--check", help="Only report all errors of the manifest, with their lines.")
+    init: bool = Option(False, "--init", help="Only write a manifest, from --database and the topics at --url.")
+    database: list[str] = Option([], metavar="URL", help="With --init: the producer's first, then consumers'.")
+    topic: list[str] = Option([], metavar="NAME", help="With --init: a topic; without it all topics.")
+    url: Url = DEFAULT_URL
+
+    def prepare(self, json: bool) -> None:
+        """Write a manifest, or report its errors. Exit code 1 if it has some."""
+        from escrowmq.pipeline.audit.checking import check
+        from escrowmq.pipeline.audit.drafting import draft
+
+        if self.init:
+            if not self.database:
+                raise error(Code.BAD_ARGUMENT, "--init needs --database", "a URL or a SQLite file, once for each")
+            with admin_at(self.url) as admin:
+                topics = self.topic or [topic["name"] for topic in admin.topics()]
+            _, notes = draft(self.folder, self.url, topics, self.database)
+            for note in notes:
+                notice(note)
+            notice(f"{self.folder / 'manifest.json'}: read it, then: escrowmq audit {self.folder} --check")
+            return
+        problems = check(self.folder)
+        if json:
+            print_json({"problems": [asdict(problem) for problem in problems]})
+        else:
+            print_table((">line", "field", "problem"), [(p.line, p.field, p.text) for p in problems], "no errors")
+        if problems:
+            raise typer.Exit(Exit.FINDING)
+
+
 def audit(
-    folder: Path = Argument(..., help="A run folder, as `escrowmq demo` leaves one."),
+    of: _Manifest,
     json: Json = False,
     page: bool = Option(True, help="Also draw report.html."),
+    rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same."),
     master: Master = None,
 ) -> None:
-    """Compare orders, broker log and consumers' databases of a run by id and content; name every difference.
+    """Compare databases and the broker's log by id and content, as manifest.json says; name every difference.
 
     Writes verdict.json and report.html into the folder. Exit code 1 when the sides do not agree.
     """
+    if of.init or of.check:
+        return of.prepare(json)
+    folder = of.folder
     from escrowmq.demo.screen import show_verdict
     from escrowmq.pipeline.audit import run
 
@@ -95,6 +136,7 @@ def audit(
         check_folder(folder, "the run folder")
     with Console(stderr=True).status("audit") as status:
         audited = run if master is None else partial(run, master=master)
+        audited = partial(audited, windows=0) if rows else audited
         verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
     if json:
         print_json(verdict.to_json())

@@ -96,7 +96,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for _ in range(3):
         figures.add_column(justify="right", style="bold")
         figures.add_column()
-    left = ("orders", "transactions", "committed", "rolled_back", "consumed")
+    left = ("ids", "transactions", "committed", "rolled_back", "consumed")
     middle = ("lost", "repeated", "altered", "leaked", "orphaned")
     for names in zip_longest(left, middle, ("kills", "checks")):
         figures.add_row(*chain(*(_cells(verdict, name, judged=name in middle) for name in names)))

@@ -34,7 +34,8 @@ def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int]
     proven: dict[int, int] = {}
     if count:
         proven, suspects = _prove(every, count, tied)
-        witnesses = [_find_suspects(rows, suspects, count) for rows in every]
+        portable = windows.is_portable(every)
+        witnesses = [_find_suspects(rows, suspects, count, portable) for rows in every]
     else:
         witnesses = [frames.find_witnesses(rows, rows.frame) for rows in every]
     tallies = frames.tally(witnesses).persist()
@@ -61,13 +62,17 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
     return proven, suspects
 
 
-def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
+def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool) -> DataFrame:
     """Return the witnesses of the windows that are not proven equal. Reads nothing if there are none."""
     some = set().union(*[suspects[number] for number in rows.comparisons])
     if not some:
         return frames.find_witnesses(rows, rows.frame.limit(0))
-    number = windows.window(rows.known_id, count)
-    few = rows.open(rows.frame.where(windows.is_among(number, some, count))).withColumn("_window", number)
+    number = windows.window(rows.known_id, count, portable)
+    if rows.select_windows is not None:
+        few = rows.select_windows(some, count)
+    else:
+        few = rows.frame.where(windows.is_among(number, some, count))
+    few = rows.open(few).withColumn("_window", number)
 
     def make_witness(role: Role, cell: Cell) -> Column:
         said, mine = frames.make_witness(role, cell), suspects[role.comparison]

@@ -26,7 +26,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit.manifest import KINDS
-from escrowmq.pipeline.audit.rows import NO_ID, Cell, Role, Rows, digest
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, digest
+from escrowmq.pipeline.sql.texts import NO_ID
 
 UNDECIDED = ("open", "parked")
 """States of half messages that can still change."""

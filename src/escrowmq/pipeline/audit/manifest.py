@@ -1,37 +1,33 @@
-"""The manifest of a run folder, ``manifest.json``: its files, tables and log, and the comparisons to make.
+"""The manifest of a run folder, ``manifest.json``: its databases, files and log, and the comparisons to make.
 
-Everything is named relative to the run folder, so that a folder can be moved or copied as a whole::
+Its fields are described in docs/audit-manifest.md.
 
-    {
-      "log": "broker",                        data folder of the broker; or a URL of one that is running
-      "files":  {"placed": {"path": "orders.parquet", "id": "order_id", "where": {"cancelled": "false"}}},
-      "tables": {"orders": {"database": "orders.db", "table": "orders", "id": "order_id", "where": {},
-                            "unique": true}},   no id is twice: believed if an index of the database says so
-      "topics": ["orders"],                   keyed by the id; bodies are JSON objects
-      "ids": {"points": "message_id"},        of topics where the id is not the key (optional)
-      "comparisons": [
-        {"expected": "table:orders", "found": "topic:orders", "columns": ["units"], "judges": ["lost", ...]}
-      ],
-      "consumers": {"cart": "carts"},         consumer → the table that its effects are in
-      "events": "events.jsonl"                what happened when; kills among it (optional)
-    }
+Files are named relative to the run folder, so that a folder can be moved or copied as a whole.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import is_name
+from escrowmq.pipeline.sql.tables import absolute, readonly_url
+from escrowmq.settings import nearest
 
 NAME = "manifest.json"
-_HINT = "docs/audit.md has its fields; `escrowmq demo` makes one"
+HINT = "docs/audit-manifest.md has its fields; `escrowmq audit --init` writes one"
 KINDS = ("lost", "repeated", "altered", "leaked")
 """What a comparison can find wrong with an id (see :mod:`escrowmq.pipeline.audit.frames`)."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 IDS = ("key", "message_id")
 """Where the id of a topic's messages can be; message ids are compared in hex."""
@@ -42,9 +38,9 @@ MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one of the SQLite databases. ``where`` keeps the rows whose columns equal these texts. ``unique``
-    states that no id occurs twice, so repeats need not be searched for; it is used only if an index of the database
-    confirms it."""
+    """A table. ``database`` is a SQLite file or a URL, in which ``${NAME}`` is an environment variable. ``where`` keeps
+    the rows whose columns equal these texts. ``unique`` states that no id occurs twice, so repeats need not be searched
+    for; it is used only if an index of the database confirms it."""
 
     database: str
     table: str
@@ -85,18 +81,12 @@ def of_group(name: str) -> tuple[str, str]:
     return group, topic
 
 
-Described = TypeVar("Described", Table, File)
-
-
-def _describe(kind: type[Described], what: str, name: str, value: dict[str, Any]) -> Described:
-    """Parse one table or file. Raises ValueError that names a missing or unknown field."""
-    known = {one.name: one for one in fields(kind)}
-    if unknown := sorted(set(value) - set(known)):
-        raise ValueError(f"{what} {name!r} has a field {unknown[0]!r}, which is not one of {', '.join(known)}")
-    needed = [one for one in known if known[one].default is MISSING and known[one].default_factory is MISSING]
-    if missing := [one for one in needed if one not in value]:
-        raise ValueError(f"{what} {name!r} has no field {missing[0]!r}")
-    return kind(**value)
+def fill_in(text: str) -> str:
+    """Return a URL with ``${NAME}`` replaced by environment variables. Raises Misuse(BAD_SETTING) if one is not set."""
+    for name in _VARIABLE.findall(text):
+        if name not in os.environ:
+            raise Misuse(Code.BAD_SETTING, f"the manifest needs the environment variable {name}", f"export {name}=...")
+    return _VARIABLE.sub(lambda match: os.environ[match[1]], text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +102,7 @@ class Manifest:
     files: dict[str, File] = field(default_factory=dict)
     events: str | None = None
     ids: dict[str, str] = field(default_factory=dict)
+    title: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -119,43 +110,56 @@ class Manifest:
         path = folder / NAME
         if not path.is_file():
             text = f"{folder} is not a run folder: it has no {NAME}"
-            raise Misuse(Code.BAD_ARGUMENT, text, "`escrowmq demo` makes one")
+            raise Misuse(Code.BAD_ARGUMENT, text, HINT)
         try:
-            return cls.of(folder, json.loads(path.read_text()))
-        except (KeyError, ValueError, TypeError, AttributeError) as problem:
-            why = f"it has no field {problem}" if isinstance(problem, KeyError) else problem
-            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {why}", _HINT) from problem
+            raw = json.loads(path.read_text())
+        except ValueError as problem:
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {problem}", HINT) from problem
+        if problems := find_problems(raw):
+            text = "; ".join(what for _, what in problems)
+            raise Misuse(Code.BAD_ARGUMENT, f"{path} cannot be used: {text}", HINT)
+        return cls.of(folder, raw)
 
     @classmethod
     def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
-        """Parse the JSON form. Raises ValueError, KeyError or TypeError if it is invalid."""
-        manifest = cls(
+        """Convert the JSON form, of which :func:`find_problems` found none."""
+        return cls(
             folder=folder,
+            title=raw.get("title", ""),
             log=raw["log"],
-            tables={name: _describe(Table, "table", name, value) for name, value in raw["tables"].items()},
+            tables={name: Table(**value) for name, value in raw["tables"].items()},
             topics=tuple(raw["topics"]),
             comparisons=tuple(
                 Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
                 for c in raw["comparisons"]
             ),
             consumers=dict(raw.get("consumers", {})),
-            files={name: _describe(File, "file", name, value) for name, value in raw.get("files", {}).items()},
+            files={name: File(**value) for name, value in raw.get("files", {}).items()},
             events=raw.get("events"),
             ids=dict(raw.get("ids", {})),
         )
-        manifest._check()
-        return manifest
 
     @property
     def log_url(self) -> str:
         """The URL of the run's log: of a broker, or of its data folder."""
-        return self.log if "://" in self.log else f"file:{(self.folder / self.log).resolve()}"
+        return (
+            self.log
+            if "://" in self.log or self.log.startswith("file:")
+            else f"file:{(self.folder / self.log).resolve()}"
+        )
+
+    def table_url(self, name: str) -> str:
+        """Return the URL of a table's database, with environment variables filled in. A file is opened read-only."""
+        database = self.tables[name].database
+        if "://" in database or database.startswith("$"):
+            return absolute(fill_in(database))
+        return readonly_url((self.folder / database).resolve())
 
     def label(self, side: str) -> str:
         """Return the display name of a side: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
         kind, _, name = side.partition(":")
         if kind == "table":
-            return f"{self.tables[name].database} {self.tables[name].table}"
+            return f"{self._name_database(name)} {self.tables[name].table}"
         if kind == "file":
             return self.files[name].path
         if kind == "group":
@@ -163,28 +167,87 @@ class Manifest:
             return f"topic {topic} for consumer group {group}"
         return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
 
-    def _check(self) -> None:
-        for topic, id in self.ids.items():
-            if topic not in self.topics or id not in IDS:
-                ids = " or ".join(IDS)
-                raise ValueError(f"the id of {topic!r} is {id!r}; ids are {ids} of the topics of the manifest")
-        for name, table in self.tables.items():
-            kind, url, _ = table.database.partition("://")
-            if url:
-                raise ValueError(
-                    f"table {name!r} is in a database by URL ({kind}://...), and the audit reads SQLite files beside "
-                    "the manifest; compare others with escrowmq.pipeline.audit.compare (docs/audit.md)"
-                )
-        known: dict[str, Collection[str]] = {"table": self.tables, "file": self.files}
-        known |= dict.fromkeys(("topic", "half"), self.topics)
-        for comparison in self.comparisons:
-            for side in comparison.sides:
-                kind, _, name = side.partition(":")
-                group, topic = of_group(name) if kind == "group" else ("", "")
-                if name not in known.get(kind, ()) and not (is_name(group) and topic in self.topics):
-                    raise ValueError(f"a comparison names {side!r}, which is not described")
-            if unknown := set(comparison.judges) - set(KINDS):
-                raise ValueError(f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
-        judged = {comparison.found for comparison in self.comparisons}
-        if unknown := {table for table in self.consumers.values() if f"table:{table}" not in judged}:
-            raise ValueError(f"no comparison looks into the consumers' tables {', '.join(sorted(unknown))}")
+    def _name_database(self, name: str) -> str:
+        """Return a name without users and secrets: ``cart.db``, ``postgresql://HOST/DATABASE``."""
+        database = self.tables[name].database
+        if "://" not in database and not database.startswith("$"):
+            return database
+        url = sa.make_url(self.table_url(name))
+        if url.get_backend_name() == "sqlite":
+            return Path(url.database or "").name
+        return f"{url.get_backend_name()}://{url.host or ''}/{url.database or ''}"
+
+
+Problem = tuple[tuple[str | int, ...], str]
+"""The path of a value of the JSON, and what is wrong with it."""
+
+_FIELDS: dict[str, dict[str, tuple[type, bool]]] = {
+    "the manifest": {
+        **{"title": (str, False), "log": (str, True), "tables": (dict, True), "topics": (list, True)},
+        **{"comparisons": (list, True), "consumers": (dict, False), "files": (dict, False), "events": (str, False)},
+        **{"ids": (dict, False)},
+    },
+    "table": {
+        **{"database": (str, True), "table": (str, True), "id": (str, True), "where": (dict, False)},
+        **{"unique": (bool, False)},
+    },
+    "file": {"path": (str, True), "id": (str, True), "where": (dict, False)},
+    "comparison": {"expected": (str, True), "found": (str, True), "columns": (list, True), "judges": (list, False)},
+}
+"""Fields by what has them: type, and whether it is required."""
+_NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+
+
+def find_problems(raw: Any) -> list[Problem]:
+    """Return all errors in the JSON form of a manifest."""
+    found = list(_check_fields("the manifest", "it", raw, ()))
+    if found:
+        return found
+    for kind in ("table", "file"):
+        for name, value in raw.get(f"{kind}s", {}).items():
+            found += _check_fields(kind, f"{kind} {name!r}", value, (f"{kind}s", name))
+    for number, value in enumerate(raw["comparisons"]):
+        wrong = list(_check_fields("comparison", f"comparison {number + 1}", value, ("comparisons", number)))
+        found += wrong or _check_comparison(raw, value, ("comparisons", number))
+    for topic, id in raw.get("ids", {}).items():
+        if topic not in raw["topics"] or id not in IDS:
+            text = f"the id of {topic!r} is {id!r}; ids are {' or '.join(IDS)} of the topics of the manifest"
+            found.append((("ids", topic), text))
+    judged = {value.get("found") for value in raw["comparisons"] if isinstance(value, dict)}
+    for consumer, table in raw.get("consumers", {}).items():
+        if f"table:{table}" not in judged:
+            found.append((("consumers", consumer), f"no comparison looks into the consumers' tables {table}"))
+    return found
+
+
+def _check_fields(kind: str, what: str, value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
+    """Yield what is missing, unknown or of a wrong type."""
+    known = _FIELDS[kind]
+    if not isinstance(value, dict):
+        yield at, f"{what} is not an object"
+        return
+    for name in value.keys() - known.keys():
+        text = f"{what} has a field {name!r}, which is not one of {', '.join(known)}"
+        yield (*at, name), text + (f" ({hint})" if (hint := nearest(name, list(known))) else "")
+    for name, (type_, is_required) in known.items():
+        if name not in value:
+            if is_required:
+                yield at, f"{what} has no field {name!r}"
+        elif not isinstance(value[name], type_):
+            yield (*at, name), f"{what} has a field {name!r} that is not {_NAMES[type_]}"
+        elif name in ("where", "consumers", "ids", "topics", "columns", "judges"):
+            inner = value[name].items() if type_ is dict else enumerate(value[name])
+            for key, one in inner:
+                if not isinstance(one, str):
+                    yield (*at, name, key), f"{what}: {key!r} of {name!r} is not a text"
+
+
+def _check_comparison(raw: Any, value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
+    known = {"table": raw["tables"], "file": raw.get("files", {}), "topic": raw["topics"], "half": raw["topics"]}
+    for field_ in ("expected", "found"):
+        kind, _, name = value[field_].partition(":")
+        group, topic = of_group(name) if kind == "group" else ("", "")
+        if name not in known.get(kind, ()) and not (is_name(group) and topic in raw["topics"]):
+            yield (*at, field_), f"a comparison names {value[field_]!r}, which is not described"
+    if unknown := set(value.get("judges", ())) - set(KINDS):
+        yield (*at, "judges"), f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}"

@@ -28,6 +28,7 @@ BUCKETS = 160
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
+_QUESTION = "Did every message reach everyone it concerns, once?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,17 @@ def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str =
     if pictures.over_time:
         parts += [draw(pictures, events) for draw in (_states, _escrow, _draw_checks)] + [_latency(pictures)]
     parts += [_comparisons(verdict), _findings(verdict), _kills(events, pictures), _leaders(events, pictures)]
-    return document("EscrowMQ audit", "".join(parts), command=command, made=made)
+    return document(f"EscrowMQ audit {verdict.title}".strip(), "".join(parts), command=command, made=made)
 
 
 def _head(verdict: Verdict) -> str:
     mood, words = ("agree", "All sides agree") if verdict.agrees else ("disagree", "The sides disagree")
     note = f"The log may be incomplete: {escape(verdict.incomplete)}."
     unseen = f'<p class="note">{note}</p>' if verdict.incomplete else ""
-    plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
+    plain = ("ids", "committed", "rolled_back", "consumed", "checks", *(["kills"] if verdict.kills else []))
     judged = {name: getattr(verdict, name) for name in ("lost", "repeated", "altered", "leaked", "orphaned")}
     return (
-        "<h1>Did every message reach everyone it concerns, once?</h1>"
+        f"<h1>{escape(verdict.title) or _QUESTION}</h1>"
         '<p class="lead">The producer’s database, the broker’s log and every consumer’s database, '
         f'compared by id and content on Spark.</p><div class="verdict {mood}">{words}</div>{unseen}'
         + figures(*(figure(name, getattr(verdict, name)) for name in plain))

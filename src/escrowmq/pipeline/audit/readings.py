@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
 from pyspark.sql import Column
 from pyspark.sql import functions as f
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox import engines
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import delivered, frames
+from escrowmq.pipeline.audit.canonical import canonical, to_micros
 from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
-from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
+from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
 from escrowmq.pipeline.log import BrokerLog
-from escrowmq.pipeline.sql.source import CELLS, SOURCE, read_texts
-from escrowmq.pipeline.sql.tables import SqlRead, readonly_url
+from escrowmq.pipeline.sql import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +48,7 @@ class Readings:
         self._manifest = manifest
         self.log = log
         self._places: dict[str, DataFrame] = {}
+        self._natives: dict[str, dict[str, str | None]] = {}
 
     def close(self) -> None:
         """Release the places that are kept."""
@@ -53,16 +65,18 @@ class Readings:
     def read_rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
         """Return the sides of these comparisons: one frame each for all tables, all topics and all half messages, and
         one for each file."""
+        self._learn_types(comparisons)
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
             for side, is_expected in zip(c.sides, (True, False), strict=True):
-                roles.setdefault(side, []).append(Role(number, is_expected, compared_columns(c)))
+                roles.setdefault(side, []).append(Role(number, is_expected, self.compared_columns(c)))
         of = {
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "group", "file")
         }
         made = [self._read_file(name, its) for name, its in of["file"].items()]
-        together = (("table", self._read_tables), ("topic", self._read_topics), ("half", self._read_halves))
+        together = (("topic", self._read_topics), ("half", self._read_halves))
+        made += self._read_tables(of["table"]) if of["table"] else []
         made += [read(of[kind]) for kind, read in together if of[kind]]
         by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
         for name, its in of["group"].items():
@@ -72,44 +86,75 @@ class Readings:
         return made
 
     def read_half(self) -> DataFrame:
-        """Return all half messages → ``transaction, checks, stored_us, hashed, id, state``. Rows are small: the id is
-        hashed. The id itself and the state are included only for undecided transactions."""
+        """Return the half messages of the topics → ``transaction, checks, stored_us, hashed, id, state``. Rows are
+        small: the id is hashed. The id itself and the state are included only for undecided transactions."""
         open_ = f.col("state").isin(*frames.UNDECIDED)
         return timeline.select_half(
-            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]),
+            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]).where(
+                f.col("topic").isin(*self._manifest.topics)
+            ),
             f.xxhash64(self.id).alias("hashed"),
             f.when(open_, self.id).alias("id"),
             f.when(open_, f.col("state")).alias("state"),
         )
 
-    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Return the rows of tables: the number of the read, and the cells with the id first."""
-        reads = []
-        for name, its in roles.items():
-            table = self._manifest.tables[name]
-            url = readonly_url((self._manifest.folder / table.database).resolve())
-            where = tuple((column, "=", text) for column, text in table.where.items())
-            reads.append(SqlRead(url, table.table, (table.id, *_list_columns(its)), where, texts=True))
-        frame = read_texts(self.spark, reads)  # which also checks that all is there
-        speakers = []
-        for number, ((name, its), read) in enumerate(zip(roles.items(), reads, strict=True)):
-            unique = self._manifest.tables[name].unique and is_unique(read, read.columns[0])
-            speakers.append(Speaker(its, _make_cell(read.columns), f.col(SOURCE) == number, unique))
-        return Rows(frame, f.col(CELLS)[0], tuple(speakers))
+    def _learn_types(self, comparisons: Sequence[Comparison]) -> None:
+        """Find the native kinds of all columns of tables and files that are compared. Raises Misuse for a database, a
+        table, a file or a column that is missing."""
+        used: dict[str, set[str]] = {}
+        for c in comparisons:
+            for side in c.sides:
+                used.setdefault(side, set()).update(c.columns)
+        for side, columns in used.items():
+            kind, _, name = side.partition(":")
+            if kind == "table":
+                self._natives[side] = check_columns(self._manifest, name, columns)
+            elif kind == "file":
+                schema = self._open_file(name).schema
+                self._natives[side] = {field.name: _find_native(field.dataType) for field in schema.fields}
 
-    def _read_file(self, name: str, roles: tuple[Role, ...]) -> Rows:
-        """Return the rows of a Parquet file in the run folder, or at a URL that Spark knows."""
-        file = self._manifest.files[name]
-        path = file.path
+    def compared_columns(self, comparison: Comparison) -> tuple[str, ...]:
+        """Return the columns of a comparison, each with the kind in which it is compared: ``number cents``. Between two
+        sides of messages, MESSAGE_COLUMNS are compared as they are stored, which is cheaper than text."""
+        made = []
+        for name in comparison.columns:
+            natives = [self._natives.get(side, {}).get(name) for side in comparison.sides]
+            stored = natives == [None, None] and name in MESSAGE_COLUMNS
+            made.append(f"{_STORED if stored else texts.unify(natives)} {name}")
+        return tuple(made)
+
+    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]]) -> list[Rows]:
+        """Return the rows of tables: those of which a server computes checksums, and the others."""
+        sides = [TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"]) for name, its in roles.items()]
+        groups = [[side for side in sides if side.summed is summed] for summed in (True, False)]
+        return [read_tables(self.spark, group) for group in groups if group]
+
+    def _open_file(self, name: str) -> DataFrame:
+        """Open a Parquet file in the run folder, or at a URL that Spark knows."""
+        path = self._manifest.files[name].path
         if "://" not in path:
             here = self._manifest.folder / path
             if not here.exists():
                 raise Misuse(Code.BAD_ARGUMENT, f"{here} is missing")
             path = f"file:{here.resolve()}"  # the default file system of a cluster may be another one
-        frame = self.spark.read.parquet(path)
+        return self.spark.read.parquet(path)
+
+    def _read_file(self, name: str, roles: tuple[Role, ...]) -> Rows:
+        """Return the rows of a Parquet file."""
+        file, frame = self._manifest.files[name], self._open_file(name)
         for column, value in file.where.items():
             frame = frame.where(f.col(column).cast("string") == value)
-        return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))
+
+        def make_text(key: str) -> Column:
+            kind, _, column = key.partition(" ")
+            type_ = frame.schema[column].dataType
+            if kind == "time" and isinstance(type_, TimestampType):
+                return to_micros(f.col(column))
+            return _to_hex(f.col(column)) if isinstance(type_, BinaryType) else f.col(column).cast("string")
+
+        keys = _list_used({name: roles})
+        made = [{_name_cell(key): make_text(key) for key in keys}, _make_canonical(keys)]
+        return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, _find_cell),), made)
 
     def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the committed messages of topics, as consumers see them."""
@@ -132,12 +177,12 @@ class Readings:
             given["transaction_id"] = f.lit(None).cast("binary")
         new = old.withColumns(given)
         versions = [
-            side.withColumns(dict(_list_made_columns(roles))).select(
+            _open(side, roles).select(
                 *delivered.PLACE,
                 *([delivered.ACT] if not prefix else []),
                 self.id.alias(f"{prefix}id"),
                 _to_hex(f.col("message_id")).alias(f"{prefix}message_id"),
-                make_witness(role, _message_cell)["digest"].alias(f"{prefix}digest"),
+                make_witness(role, _find_cell)["digest"].alias(f"{prefix}digest"),
             )
             for prefix, side in (("", old), ("new_", new.where(f.col(delivered.ACT) == "edit")))
         ]
@@ -157,7 +202,7 @@ class Readings:
 
     def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
         """Return the columns of format "escrow" that these roles need. Fields are in the body."""
-        own = {name.removeprefix(_STORED) for name in _list_used(roles)}
+        own = {key.partition(" ")[2] for key in _list_used(roles)}
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
     def _read_halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
@@ -167,77 +212,69 @@ class Readings:
 
     def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
         """Return the rows of messages; ``read`` reads some of their columns."""
-        speakers = tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
+        speakers = tuple(Speaker(its, _find_cell, f.col("topic") == name) for name, its in roles.items())
         frame, slim = read(self._list_needed(roles)), read(self._id_columns)
         return Rows(frame, self.id, speakers, _list_made_columns(roles), slim)
 
 
-def compared_columns(comparison: Comparison) -> tuple[str, ...]:
-    """Return the columns of a comparison: in their stored form between two sides of messages, else as text."""
-    # Between two sides of messages the stored form is enough, and cheaper than text.
-    between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in comparison.sides)
-    stored = MESSAGE_COLUMNS if between_messages else ()
-    return tuple(_STORED + name if name in stored else name for name in comparison.columns)
+_NATIVES: tuple[tuple[type[DataType], str], ...] = (
+    (BooleanType, "boolean"),
+    (IntegralType, "integer"),
+    (FloatType, "float32"),
+    (DoubleType, "float"),
+    (DecimalType, "decimal"),
+    (TimestampType, "time"),
+    (TimestampNTZType, "time"),
+    (BinaryType, "bytes"),
+)
 
 
-def is_unique(read: SqlRead, column: str) -> bool:
-    """Return whether no two rows of a read can have the same text in ``column``: a unique index or primary key covers
-    it, and all its values there have one type, text or integer."""
-    with engines.opened(read.url) as engine, engine.connect() as connection:
-        indexed = _find_unique_index(connection, read.table, {column, *(name for name, _, _ in read.where)})
-        if indexed is None:
-            return False
-        for name in indexed:  # 1 and '1', or two nulls, are different to an index
-            value: sa.ColumnClause[Any] = sa.column(name)
-            types = sa.select(sa.func.typeof(value)).select_from(sa.table(read.table)).distinct()
-            kinds = set(connection.scalars(types))
-            if len(kinds) > 1 or not kinds <= {"text", "integer"}:
-                return False
-    return True
-
-
-def _find_unique_index(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
-    """Return the columns of a unique index, or of a row id, that has only columns of ``within``; None if there is
-    none."""
-    listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
-    for (index,) in connection.exec_driver_sql(listed, (table,)).all():
-        names = list(connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,)).scalars())
-        if within.issuperset(names):  # a null stands for an expression
-            return names
-    keys = "SELECT name, upper(type) FROM pragma_table_info(?) WHERE pk"
-    found = connection.exec_driver_sql(keys, (table,)).all()
-    if len(found) == 1 and found[0][1] == "INTEGER" and found[0][0] in within:
-        return [found[0][0]]
-    return None
-
-
-def _list_columns(roles: Sequence[Role]) -> list[str]:
-    return sorted({name for role in roles for name in role.columns})
-
-
-def _make_cell(columns: Sequence[str]) -> Cell:
-    """Return a function that finds a cell of a table row. ``columns`` are the id, which may occur again, and the
-    others."""
-    return lambda name: f.col(CELLS)[columns.index(name, 1)]
+def _find_native(type_: DataType) -> str:
+    return next((kind for one, kind in _NATIVES if isinstance(type_, one)), "text")
 
 
 def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-    return {name for its in roles.values() for name in _list_columns(its)}
+    return {key for its in roles.values() for role in its for key in role.columns}
 
 
-def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
-    """Return the columns that are computed once per row, from which the cells of these roles are made."""
+def _open(frame: DataFrame, roles: Mapping[str, tuple[Role, ...]]) -> DataFrame:
+    return Rows(frame, f.col("key"), (), _list_made_columns(roles)).open(frame)
+
+
+def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> list[dict[str, Column]]:
+    """Return the columns that are computed once per row, in steps: the fields of the body, plain texts, canonical
+    texts."""
     used = _list_used(roles)
-    made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
-    if fields := sorted(used - _OWN.keys()):
-        shape = StructType([StructField(name, StringType()) for name in fields])
-        made[_BODY] = f.from_json(f.col("body").cast("string"), shape)
-    return made
+    names = {key.partition(" ")[2] for key in used}
+    fields = sorted(names - _OWN.keys())
+    shape = StructType([StructField(name, StringType()) for name in fields])
+    parsed = {_BODY: f.from_json(f.col("body").cast("string"), shape)} if fields else {}
+    return [parsed, {_name_cell(key): _make_text(key) for key in used}, _make_canonical(used)]
 
 
-def _message_cell(name: str) -> Column:
-    """Return a column of a message, or else a field of its JSON body, as text."""
-    return f.col(f"_{name}") if name in _OWN else f.col(_BODY)[name]
+def _make_canonical(keys: Collection[str]) -> dict[str, Column]:
+    """Return the canonical texts of plain texts, under the same names."""
+    kinds = {_name_cell(key): key.partition(" ")[0] for key in keys}
+    return {name: canonical(name, kind) for name, kind in kinds.items() if kind not in (_STORED, "text")}
+
+
+def _name_cell(key: str) -> str:
+    return f"_{key}"
+
+
+def _find_cell(key: str) -> Column:
+    """Return a column of a message, or else a field of its JSON body; or a column of a file."""
+    return f.col(f"`{_name_cell(key)}`")
+
+
+def _make_text(key: str) -> Column:
+    kind, _, name = key.partition(" ")
+    if kind == _STORED:
+        return _sort_properties() if name == "properties" else f.col(name)
+    if name == "body" and kind in ("bytes", "uuid"):
+        return _to_hex(f.col(name))
+    text = _OWN[name]() if name in _OWN else f.col(_BODY)[name]
+    return text.cast("string") if kind != "text" else text
 
 
 def _sort_properties() -> Column:
@@ -259,14 +296,12 @@ def _format_transaction() -> Column:
     return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)
 
 
-_STORED = "stored "
+_STORED = "stored"
 _OWN: dict[str, Callable[[], Column]] = {
     "message_id": lambda: _to_hex(f.col("message_id")),
     "transaction_id": _format_transaction,
     "tag": lambda: f.col("tag"),
     "properties": lambda: f.to_json(_sort_properties()),
     "body": lambda: f.col("body"),
-    **{_STORED + name: partial(f.col, name) for name in MESSAGE_COLUMNS},
-    _STORED + "properties": _sort_properties,
 }
-"""MESSAGE_COLUMNS, each as it is compared: with tables as text, and between messages as it is stored."""
+"""MESSAGE_COLUMNS, each as it is compared with tables."""

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from escrowmq.errors import Code, EscrowError
 from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
-from escrowmq.pipeline.audit.readings import Readings, compared_columns
+from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.rows import Role
 from escrowmq.pipeline.coverage import Coverage, describe_beginnings
 from escrowmq.pipeline.failures import unwrap_errors
@@ -72,7 +72,7 @@ def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) 
 
 def _explain_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, str]) -> dict[str, str]:
     group, topic = of_group(comparison.expected.partition(":")[2])
-    role = Role(0, True, compared_columns(comparison))
+    role = Role(0, True, readings.compared_columns(comparison))
     ids = list(kinds)
     versions = readings.read_versions(group, topic, role).where(f.col("id").isin(ids) | f.col("new_id").isin(ids))
     changed = [row.asDict() for row in versions.orderBy(*delivered.PLACE).limit(_MOST_ROWS).collect()]

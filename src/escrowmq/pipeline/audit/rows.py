@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-NO_ID = "(no id)"
+from escrowmq.pipeline.sql.texts import NO_ID
 
 Cell = Callable[[str], Column]
 """Finds a column of a row by its name."""
@@ -43,13 +44,20 @@ class Rows:
     """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
     ``made`` are expensive columns from which cells are made, such as parsed JSON; they are computed once per row, and
     only for the rows that are needed. ``slim`` has the same rows with only the columns that ``id`` and the speakers'
-    ``where`` need."""
+    ``where`` need.
+
+    A server database computes the sums of windows itself: ``sum_windows`` returns them for a number of windows, in the
+    columns of :func:`escrowmq.pipeline.audit.windows.compare_windows`, and ``select_windows`` the rows of some windows
+    of that number.
+    """
 
     frame: DataFrame
     id: Column
     speakers: tuple[Speaker, ...]
-    made: Mapping[str, Column] = field(default_factory=dict)
+    made: Sequence[Mapping[str, Column]] = ()
     slim: DataFrame | None = None
+    sum_windows: Callable[[int], DataFrame] | None = None
+    select_windows: Callable[[set[int], int], DataFrame] | None = None
 
     @property
     def comparisons(self) -> set[int]:
@@ -59,7 +67,7 @@ class Rows:
     def open(self, frame: DataFrame) -> DataFrame:
         """Return ``frame``, some rows of this one, with the expensive columns of ``made`` added, such as parsed
         JSON."""
-        return frame.withColumns(dict(self.made)) if self.made else frame
+        return reduce(lambda made, columns: made.withColumns(dict(columns)), self.made, frame)
 
     @property
     def known_id(self) -> Column:
@@ -84,3 +92,17 @@ def digest(cells: Sequence[Column], *before: Column) -> Column:
     if not cells and not before:
         return f.lit(0).cast("bigint")
     return f.xxhash64(*before, *cells, *[cell.isNull() for cell in cells])
+
+
+def portable_digest(id: Column, cells: Sequence[Column]) -> Column:
+    """Return the 64-bit digest of a row that SQL can compute, too: see :func:`escrowmq.pipeline.sql.texts.digest`."""
+    marked = [
+        f.coalesce(f.concat(f.octet_length(text).cast("string"), f.lit(":"), text.cast("string")), f.lit("N"))
+        for text in (id, *cells)
+    ]
+    return f.conv(f.substring(f.md5(f.concat(*marked)), 1, 16), 16, -10).cast("bigint")
+
+
+def portable_hash(id: Column) -> Column:
+    """Return the hash of an id that SQL can compute, too: see :func:`escrowmq.pipeline.sql.texts.hash_id`."""
+    return f.conv(f.substring(f.md5(id), 1, 15), 16, 10).cast("bigint")

@@ -40,14 +40,17 @@ def run(
     master: str | None = None,
     progress: Callable[[str], None] | None = None,
     page: bool = True,
+    windows: int | None = None,
 ) -> Verdict:
     """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`), and write ``verdict.json`` and ``report.html``
     there.
 
     The log is read from the broker that the manifest names, or from its data folder, which may be in use. ``spark``
     None starts a session for the audit: on this machine, or on the cluster ``master`` (``spark://HOST:PORT``), whose
-    workers must see the run folder under the same path. ``progress`` is called with the current step. A disagreement is
-    a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is missing.
+    workers must see the run folder under the same path. ``progress`` is called with the current step. ``windows`` is
+    the number of hash windows whose checksums are compared first; 0 reads all rows at once, None chooses by the size of
+    the log. It does not change the verdict. A disagreement is a verdict, not an error. Raises Misuse if the folder, one
+    of its databases or Java is missing.
     """
     on_step = progress or (lambda _: None)
     manifest = Manifest.read(folder)
@@ -61,7 +64,9 @@ def run(
         on_step("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
         readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url, whole=not covered.incomplete))
-        verdict, pictures = audit(manifest, readings, events, covered, windows=WINDOWS if rows > FEW_ROWS else 0)
+        if windows is None:
+            windows = WINDOWS if rows > FEW_ROWS else 0
+        verdict, pictures = audit(manifest, readings, events, covered, windows=windows)
     verdict.write(folder)
     if page:
         on_step("drawing the report")
@@ -96,7 +101,8 @@ def audit(
         kinds, sides_found = frames.count_ids(wrong, "kind"), _count_sides(manifest, done, wrong)
         found_rows = {c.found: side.found_rows for c, side in zip(manifest.comparisons, sides_found, strict=True)}
         verdict = Verdict(
-            orders=half.select("hashed").distinct().count(),
+            title=manifest.title,
+            ids=half.select("hashed").distinct().count(),
             transactions=total["transactions"],
             committed=total["committed"],
             rolled_back=total["rolled_back"],

@@ -41,8 +41,8 @@ class Side:
 class Verdict:
     """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names the first of them."""
 
-    orders: int  # distinct ids among the half messages
-    transactions: int
+    ids: int  # distinct ids among the half messages of the topics
+    transactions: int  # with a message of the topics
     committed: int  # transactions
     rolled_back: int  # transactions
     consumed: int  # ids with an effect in every consumer's database
@@ -58,6 +58,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     findings_in_all: int
     beginnings: tuple[Beginning, ...] = ()  # queues whose first messages were removed and cannot be compared
+    title: str = ""
     incomplete: str = ""  # what may be missing at the end of the log, and why; "" if nothing
 
     @property

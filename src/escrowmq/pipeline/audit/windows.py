@@ -9,18 +9,21 @@ That is not enough: an id may occur twice on both sides. So one side of each com
 window: its database has a unique index, or its ids were scanned, or its window is equal to that of a side that is
 unique there. Windows that are equal and unique are *proven*.
 
+PostgreSQL, MariaDB and MySQL compute the sums of their tables themselves, so no row is transferred. Hashes are then
+made of MD5, which every database has: windows of all sides, and digests of the comparisons with such a table.
+
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.rows import Rows, Speaker, digest
+from escrowmq.pipeline.audit.rows import Rows, Speaker, digest, portable_digest, portable_hash
 
 WINDOWS = 1024
 """Number of windows. More windows shuffle more lines; fewer windows leave more rows to compare after a difference."""
@@ -28,9 +31,18 @@ WINDOWS = 1024
 _LOW = 0xFFFF_FFFF
 
 
-def window(id: Column, count: int) -> Column:
-    """Return the window of an id: 0 .. ``count``-1."""
-    return _in_window(f.xxhash64(id), count)
+def window(id: Column, count: int, portable: bool = False) -> Column:
+    """Return the window of an id: 0 .. ``count``-1. ``portable``: as a database computes it."""
+    return _in_window(_hash_id(id, portable), count)
+
+
+def is_portable(every: Iterable[Rows]) -> bool:
+    """Return whether a database computes sums, so that all sides must use hashes that it knows."""
+    return any(rows.sum_windows is not None for rows in every)
+
+
+def _hash_id(id: Column, portable: bool) -> Column:
+    return portable_hash(id) if portable else f.xxhash64(id)
 
 
 def _in_window(hashed: Column, count: int) -> Column:
@@ -40,7 +52,11 @@ def _in_window(hashed: Column, count: int) -> Column:
 def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     """Convert all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line per window and
     comparison."""
-    together = reduce(DataFrame.unionByName, [_sum_windows(rows, count) for rows in every])
+    served = {number for rows in every if rows.sum_windows is not None for number in rows.comparisons}
+    sides = [
+        _sum_windows(rows, count, served) if rows.sum_windows is None else rows.sum_windows(count) for rows in every
+    ]
+    together = reduce(DataFrame.unionByName, sides)
     sign = 2 * f.col("expected") - 1
     sums = together.groupBy("comparison", "window").agg(
         f.sum(f.col("rows") * f.col("expected")).alias("expected"),
@@ -51,15 +67,17 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     return sums.select("comparison", "window", "expected", "found", equal.alias("equal"))
 
 
-def _sum_windows(rows: Rows, count: int) -> DataFrame:
+def _sum_windows(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
     """Return ``window, comparison, expected, rows, sum0, sum1``: one line for every role and window. A row becomes one
     digest per role, null for roles that it is not in. Digests are summed at once, so a row is never exploded into
-    several."""
+    several. ``served``: comparisons in which a database makes the digests of the other side."""
     roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
-    hashed = rows.open(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
+    hashed = rows.open(rows.frame).withColumn("_hashed", _hash_id(rows.known_id, bool(served)))
     said = []
     for n, (speaker, role) in enumerate(roles):
-        mark = digest([speaker.cell(name) for name in role.columns], f.col("_hashed"))
+        cells = [speaker.cell(name) for name in role.columns]
+        by_sql = role.comparison in served
+        mark = portable_digest(rows.known_id, cells) if by_sql else digest(cells, f.col("_hashed"))
         said.append((mark if speaker.where is None else f.when(speaker.where, mark)).alias(f"d{n}"))
     marked = hashed.select(_in_window(f.col("_hashed"), count).alias("window"), *said)
     sums = []
@@ -116,7 +134,7 @@ def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) 
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
         if any(values):
             frame = rows.frame if rows.slim is None else rows.slim
-            own, hashed = rows.select_own(values)[0], f.xxhash64(rows.known_id)
+            own, hashed = rows.select_own(values)[0], _hash_id(rows.known_id, is_portable(every))
             frames.append(frame.select(own.alias("speaker"), hashed.alias("hashed")))
     found: dict[int, set[int]] = {n: set() for n in range(len(chosen))}
     if frames:

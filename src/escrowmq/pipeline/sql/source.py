@@ -1,4 +1,4 @@
-"""Database tables as one DataFrame: a Python data source of Spark over tables.py.
+"""Database tables as one DataFrame: a Python data source of Spark over tables.py and text_reads.py.
 
 There is one Spark partition per range of keys. Filters run in the database, rows go from there to the executor as
 Arrow, and nothing passes through the driver. All tables are read through *one* source, because Spark starts separate
@@ -10,26 +10,28 @@ shows them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.sql.tables import KINDS, Bounds, SqlRead, absolute, inode
+from escrowmq.pipeline.sql.text_reads import TextRead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_ROWS = 50_000
 TEXT_PARTITION_ROWS = 250_000
+SUM_PARTITION_ROWS = 1_000_000
 SOURCE = "source"
 """The column with the number of the read of a row."""
-CELLS = "cells"
-"""The column with the texts of a row, in a read of texts."""
+SUMS = "comparison INT, window INT, expected BIGINT, rows BIGINT, sum0 BIGINT, sum1 BIGINT"
+"""The columns of a read of checksums."""
 
 
 @dataclass(frozen=True)
@@ -53,51 +55,62 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
             what = f"{read} has {', '.join(found)}; {reads[0]} has {', '.join(kinds[0])}"
             raise Misuse(Code.BAD_ARGUMENT, what, "tables that are read as one must have the same columns")
     columns = ", ".join(f"`{name}` {kind}" for name, kind in zip(reads[0].columns, kinds[0], strict=True))
-    return _load(spark, reads, columns, partition_rows)
+    return _load(spark, "rows", reads, f"{SOURCE} INT, {columns}", partition_rows)
 
 
-def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
-    """Return the rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of
-    a read's columns. Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*,
-    not fail the job. NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is missing."""
-    for read in reads:
-        read.check()
-    return _load(spark, reads, f"{CELLS} ARRAY<STRING>", partition_rows)
+def read_texts(spark: SparkSession, reads: Sequence[TextRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
+    """Return the rows of all reads → ``source`` int, and the texts of a read's columns in their order as :func:`cell`
+    0 and so on. Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*, not
+    fail the job. NULL stays null."""
+    width = max(len(read.columns) for read in reads)
+    cells = ", ".join(f"{cell(n)} STRING" for n in range(width))
+    return _load(spark, "texts", reads, f"{SOURCE} INT, {cells}", partition_rows)
 
 
-def _load(spark: SparkSession, reads: Sequence[SqlRead], columns: str, partition_rows: int) -> DataFrame:
+def read_sums(spark: SparkSession, reads: Sequence[TextRead], partition_rows: int = SUM_PARTITION_ROWS) -> DataFrame:
+    """Return the checksums of all reads → SUMS, one row per checksum, range and window that has rows."""
+    return _load(spark, "sums", reads, SUMS, partition_rows)
+
+
+def cell(number: int) -> str:
+    """Return the name of the column with a text, by its number in the read."""
+    return f"c{number}"
+
+
+def _load(spark: SparkSession, what: str, reads: Sequence[Any], schema: str, partition_rows: int) -> DataFrame:
     spark.dataSource.register(SqlTables)
     reads = [replace(read, inode=inode(read.url)) for read in reads]
     return (
         spark.read.format(SqlTables.name())
-        .schema(f"{SOURCE} INT, {columns}")
-        .option("urls", json.dumps([asdict(read) for read in reads]))  # "url" in its name: redacted
+        .schema(schema)
+        .option("urls", msgspec.json.encode(reads).decode())  # "url" in its name: redacted
+        .option("what", what)
         .option("partition_rows", str(partition_rows))
         .load()
     )
 
 
 class SqlTables(DataSource):
-    """Spark format ``escrowmq-sql``. :func:`read_sql` sets its options."""
+    """Spark format ``escrowmq-sql``. :func:`read_sql` and others set its options."""
 
     @classmethod
     def name(cls) -> str:
         return "escrowmq-sql"
 
     def reader(self, schema: Any) -> DataSourceReader:
-        given = [
-            SqlRead(**{**one, "columns": tuple(one["columns"]), "where": tuple(map(tuple, one["where"]))})
-            for one in json.loads(self.options["urls"])
-        ]
+        text, rows = self.options["urls"], int(self.options["partition_rows"])
         kinds = [field.dataType.simpleString() for field in schema.fields[1:]]
-        return SqlReader(given, kinds, int(self.options["partition_rows"]))
+        if self.options["what"] == "rows":
+            return SqlReader(msgspec.json.decode(text, type=list[SqlRead]), kinds, rows)
+        reads = msgspec.json.decode(text, type=list[TextRead])
+        return SumReader(reads, [], rows) if self.options["what"] == "sums" else TextReader(reads, kinds, rows)
 
 
 class SqlReader(DataSourceReader):
     """Reads by ranges of keys. Pickled to executors: it holds no connection. ``kinds``: simple names of the columns'
     types."""
 
-    def __init__(self, reads: Sequence[SqlRead], kinds: Sequence[str], partition_rows: int) -> None:
+    def __init__(self, reads: Sequence[Any], kinds: Sequence[str], partition_rows: int) -> None:
         self._reads = reads
         self._kinds = kinds
         self._partition_rows = partition_rows
@@ -108,9 +121,32 @@ class SqlReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SqlRange)
-        read = self._reads[partition.number]
-        kinds = [] if read.texts else [KINDS[name] for name in self._kinds]
-        names = [CELLS] if read.texts else read.columns
-        for rows, columns in read.batches(partition.key, partition.bounds, kinds):
-            source = pa.array([partition.number] * rows, pa.int32())
-            yield pa.RecordBatch.from_arrays([source, *columns], names=[SOURCE, *names])
+        read: SqlRead = self._reads[partition.number]
+        for columns in read.batches(partition.key, partition.bounds, [KINDS[name] for name in self._kinds]):
+            yield _number(partition.number, columns, read.columns)
+
+
+class TextReader(SqlReader):
+    """Reads texts. Reads of fewer columns than others are filled up with nulls."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SqlRange)
+        read: TextRead = self._reads[partition.number]
+        for columns in read.batches(partition.key, partition.bounds):
+            rest = [pa.nulls(len(columns[0]), pa.utf8())] * (len(self._kinds) - len(columns))
+            yield _number(partition.number, [*columns, *rest], [cell(n) for n in range(len(self._kinds))])
+
+
+class SumReader(SqlReader):
+    """Reads checksums."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SqlRange)
+        read: TextRead = self._reads[partition.number]
+        names = [column.split()[0] for column in SUMS.split(", ")]
+        yield pa.RecordBatch.from_arrays(read.read_sums(partition.key, partition.bounds), names=names)
+
+
+def _number(number: int, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
+    source = pa.array([number] * len(columns[0]), pa.int32())
+    return pa.RecordBatch.from_arrays([source, *columns], names=[SOURCE, *names])

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
@@ -28,7 +27,6 @@ from escrowmq.outbox import engines
 from escrowmq.platform.listening import shown_address
 
 BATCH_ROWS = 8192
-_ROW_ID = "rowid"
 _AS_URI = "file:"
 
 Where = tuple[str, str, str | int | bool]
@@ -75,16 +73,13 @@ KINDS = {kind.spark.lower(): kind for kind in (*(kind for _, kind in _KINDS), _T
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SqlRead:
-    """A read of ``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``. ``texts`` is for SQLite
-    only: every value is read, and compared with ``where``, as SQLite converts it to text. Ranges are then of row ids,
-    which are cut evenly without reading the rows; otherwise they are of the first column of the primary key. ``inode``:
-    see :func:`check_there`."""
+    """A read of ``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``, in ranges of the first
+    column of the primary key. ``inode``: see :func:`check_there`."""
 
     url: str
     table: str
     columns: tuple[str, ...]
     where: tuple[Where, ...] = ()
-    texts: bool = False
     inode: int | None = None
 
     def __repr__(self) -> str:
@@ -98,41 +93,30 @@ class SqlRead:
         """Return the key and the bounds of each range, with about ``rows`` matching rows per range. Raises
         Misuse(BAD_ARGUMENT) for a table without a primary key."""
         with engines.opened(self.url) as engine, engine.connect() as connection:
-            if self.texts:
-                key, begins = _ROW_ID, self._cut_evenly(connection, rows)
-            elif keys := sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]:
+            if keys := sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]:
                 key, begins = str(keys[0]), self._find_quantiles(connection, keys[0], rows)
             else:
                 raise Misuse(Code.BAD_ARGUMENT, f"{self} has no primary key", "a table is read in ranges of it")
         return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
-    def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
-        """Yield the rows of a range in batches: the number of rows, and their columns, of these ``kinds``. A read of
-        ``texts`` has one column of lists."""
+    def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind]) -> Iterator[list[pa.Array]]:
+        """Yield the rows of a range in batches of columns of these ``kinds``."""
         query = self._make_query(*self.columns)
         for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
                 query = query.where(_OPERATORS[comparison](sa.column(key), bound))
         check_there(self.url, self.inode)
         with engines.opened(self.url) as engine, engine.connect() as connection:
-            if self.texts:  # the driver's own rows of bytes: nothing is made of them one by one
-                sqlite: Any = connection.connection.driver_connection
-                sqlite.text_factory = bytes
-                cursor = connection.execute(query).cursor
-                while rows := cursor.fetchmany(BATCH_ROWS):
-                    yield len(rows), [_make_lists(rows, len(self.columns))]
-                return
             for page in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
                 named = zip(self.columns, kinds, zip(*page, strict=True), strict=True)
-                yield len(page), [self._make_array(*one) for one in named]
+                yield [self._make_array(*one) for one in named]
 
     def _make_query(self, *columns: str) -> sa.Select[Any]:
-        query = sa.select(*map(self._select_value, columns)).select_from(sa.table(self.table))
-        return query.where(*(_OPERATORS[sign](self._select_value(name), value) for name, sign, value in self.where))
-
-    def _select_value(self, name: str) -> sa.ColumnElement[Any]:
-        column: sa.ColumnClause[Any] = sa.column(name)
-        return sa.cast(column, sa.Text) if self.texts else column
+        query: Any = sa.select(*(sa.column(name) for name in columns)).select_from(sa.table(self.table))
+        limited: sa.Select[Any] = query.where(
+            *(_OPERATORS[sign](sa.column(name), value) for name, sign, value in self.where)
+        )
+        return limited
 
     def _find_quantiles(self, connection: sa.Connection, key: str, rows: int) -> list[Any]:
         """Return the keys at which ranges of ``rows`` matching rows begin, without the first."""
@@ -140,12 +124,6 @@ class SqlRead:
         counted = self._make_query(key).add_columns(number).subquery()
         first = sa.select(counted.c[0]).where((counted.c.n - 1) % rows == 0).order_by(counted.c.n)
         return list(dict.fromkeys(connection.scalars(first)))[1:]
-
-    def _cut_evenly(self, connection: sa.Connection, rows: int) -> list[int]:
-        row_id: sa.ColumnClause[int] = sa.column(_ROW_ID)
-        found = sa.select(sa.func.min(row_id), sa.func.max(row_id), sa.func.count()).select_from(sa.table(self.table))
-        lowest, highest, count = connection.execute(found).one()
-        return even_cuts(lowest, highest, count, rows) if count else []
 
     def _make_array(self, name: str, kind: Kind, values: Sequence[Any]) -> pa.Array:
         try:
@@ -166,10 +144,15 @@ def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
     """Return the Spark type of each column of a table. Raises Misuse(BAD_ARGUMENT) for a missing table or column, or a
     file that is no database; Misuse(BAD_URL); and Unknown(DISCONNECTED) if the database is unavailable."""
+    return {name: _find_kind(type_).spark for name, type_ in reflect(url, table, columns)[1].items()}
+
+
+def reflect(url: str, table: str, columns: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the database's dialect, and the type of each column of a table. Raises as :func:`check`."""
     check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
         try:
-            found = {one["name"]: _find_kind(one["type"]).spark for one in sa.inspect(connection).get_columns(table)}
+            found = {one["name"]: one["type"] for one in sa.inspect(connection).get_columns(table)}
         except sa.exc.NoSuchTableError:
             raise Misuse(Code.BAD_ARGUMENT, f"{safe_url(url)} has no table {table!r}") from None
         except sa.exc.OperationalError:
@@ -179,7 +162,7 @@ def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
     if lacking := [name for name in columns if name not in found]:
         what = f"table {table!r} of {safe_url(url)} has no column {', '.join(lacking)}"
         raise Misuse(Code.BAD_ARGUMENT, what, f"it has {', '.join(found)}")
-    return found
+    return engine.dialect.name, found
 
 
 def readonly_url(file: Path) -> str:
@@ -239,14 +222,3 @@ def _find_kind(found: Any) -> Kind:
     if getattr(found, "display_width", None) == 1:
         found = sa.Boolean()
     return next((kind for type_, kind in _KINDS if isinstance(found, type_)), _TEXT)
-
-
-def _make_lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
-    """Return rows of texts as a list column: one array of all cells, and the begin of each row. Invalid UTF-8 gets
-    replacement characters."""
-    cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
-    try:
-        texts = cells.cast(pa.utf8())
-    except pa.ArrowInvalid:  # not UTF-8 everywhere
-        texts = pa.array([cell and cell.decode("utf-8", "replace") for cell in cells.to_pylist()], pa.utf8())
-    return pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width), texts)

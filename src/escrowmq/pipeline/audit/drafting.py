@@ -1,0 +1,166 @@
+"""Drafts a manifest from databases and topics: which tables have the ids of a topic, and which columns its fields.
+
+Nothing is guessed from names alone: a table belongs to a topic if some of the first messages' ids are in one of its
+columns. Columns are compared if a field of the bodies has their name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import sqlalchemy as sa
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.outbox import engines
+from escrowmq.pipeline.audit.manifest import HINT, NAME, fill_in
+from escrowmq.pipeline.audit.tables import is_unique
+from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.tables import absolute, readonly_url
+from escrowmq.pipeline.sql.text_reads import Text, TextRead, reflect_texts
+from escrowmq.spark import brokers
+from escrowmq.spark.options import absolute as broker_url
+from escrowmq.spark.options import read_options
+from escrowmq.wire import ReadRequest
+
+SAMPLED = 50
+"""Messages of each queue that are read."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The first messages of a topic: their ids by where they are, and the fields of their JSON bodies."""
+
+    topic: str
+    ids: dict[str, set[str]] = field(default_factory=lambda: {"key": set(), "message_id": set()})
+    fields: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table with the ids of a topic, in its column ``id``. ``where_id`` is where messages have them."""
+
+    database: str
+    table: str
+    id: str
+    where_id: str
+    columns: tuple[str, ...]
+    unique: bool
+
+
+def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Write the manifest of a run folder. The first of ``databases`` (URLs, or SQLite files) is the producer's, the
+    others are consumers'. Returns the manifest, and notes for the user. Raises Misuse(BAD_ARGUMENT) if the folder has
+    one, or no table has the ids of a topic, and the errors of databases and brokers."""
+    path = folder / NAME
+    if path.exists():
+        raise Misuse(Code.BAD_ARGUMENT, f"{path} exists", "remove it, or name another folder")
+    log = broker_url(log)
+    sampled = [_sample(log, topic) for topic in topics]
+    raw: dict[str, Any] = {"title": folder.absolute().name, "log": log, "tables": {}, "topics": list(topics)}
+    raw |= {"ids": {}, "comparisons": [], "consumers": {}}
+    notes: list[str] = []
+    for number, database in enumerate(databases):
+        written, note = _hide_password(database, folder)
+        notes += [note] if note else []
+        for candidate in _find_candidates(database, written, sampled, folder):
+            topic, found = candidate
+            _add(raw, topic, found, is_producer=number == 0)
+    for one in sampled:
+        if not any(f"topic:{one.topic}" in (c["expected"], c["found"]) for c in raw["comparisons"]):
+            notes.append(f"no table has the ids of topic {one.topic}")
+    if not raw["comparisons"]:
+        raise Misuse(Code.BAD_ARGUMENT, "; ".join(notes) or "no topics", HINT)
+    raw["comparisons"] += [
+        {"expected": f"half:{topic}", "found": f"topic:{topic}", "columns": ["message_id", "body"]} for topic in topics
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({name: value for name, value in raw.items() if value != {}}, indent=2) + "\n")
+    return raw, notes
+
+
+def _add(raw: dict[str, Any], topic: str, found: Candidate, *, is_producer: bool) -> None:
+    name = found.table if found.table not in raw["tables"] else f"{found.table} {len(raw['tables']) + 1}"
+    there = (found.database, found.table)
+    known = next((n for n, t in raw["tables"].items() if (t["database"], t["table"]) == there), name)
+    raw["tables"][known] = {"database": found.database, "table": found.table, "id": found.id}
+    if found.unique:
+        raw["tables"][known]["unique"] = True
+    if found.where_id != "key":
+        raw["ids"][topic] = found.where_id
+    sides = [f"table:{known}", f"topic:{topic}"]
+    expected, other = sides if is_producer else sides[::-1]
+    raw["comparisons"].append({"expected": expected, "found": other, "columns": list(found.columns)})
+    if not is_producer:
+        raw["consumers"][known] = known
+
+
+def _sample(log: str, topic: str) -> Sampled:
+    """Read the first messages of a topic."""
+    found = Sampled(topic)
+    with brokers.opened(log) as links:
+        at = {link.address: link for link in links}
+        for one in brokers.topic_partitions(links, read_options({"url": log, "topic": topic})):
+            request = {"source": topic, "queue": one.queue, "start": one.head, "end": min(one.end, one.head + SAMPLED)}
+            request |= {"columns": ["key", "message_id", "body"], "max_rows": SAMPLED}
+            rows = at[one.broker].read(cast(ReadRequest, request)).read_all().to_pylist() if one.end > one.head else []
+            for row in rows:
+                if row["key"] is not None:
+                    found.ids["key"].add(row["key"] if isinstance(row["key"], str) else row["key"].decode())
+                found.ids["message_id"].add(bytes(row["message_id"]).hex())
+                with suppress(ValueError):
+                    body = json.loads(row["body"])
+                    found.fields |= body.keys() if isinstance(body, dict) else set()
+    return found
+
+
+def _find_candidates(
+    database: str, written: str, sampled: Iterable[Sampled], folder: Path
+) -> list[tuple[str, Candidate]]:
+    """Return the tables of a database that have the ids of a topic, with the topic."""
+    url = absolute(fill_in(database)) if "://" in database or database.startswith("$") else readonly_url(Path(database))
+    with engines.opened(url) as engine, engine.connect() as connection:
+        names = sa.inspect(connection).get_table_names()
+    found = []
+    for one in sampled:
+        for table in names:
+            natives = reflect_texts(url, table, [])
+            columns = tuple(name for name in natives if name in one.fields or name in ("message_id", "transaction_id"))
+            if (id := _find_id(url, table, natives, one)) is not None:
+                read = TextRead(url, table, (Text(id[0], natives[id[0]], "text"),))
+                compared = tuple(name for name in columns if name != id[0])
+                found.append((one.topic, Candidate(written, table, *id, compared, is_unique(read))))
+    return found
+
+
+def _find_id(url: str, table: str, natives: dict[str, str], sampled: Sampled) -> tuple[str, str] | None:
+    """Return the column of a table with most of a topic's ids, and where messages have them."""
+    best, most = None, 0
+    for where, ids in sampled.ids.items():
+        for name, native in natives.items():
+            if native not in ("text", "integer", "uuid", "bytes", "decimal") or not ids:
+                continue
+            read = TextRead(url, table, (Text(name, native, texts.id_kind(native)),))
+            count = read.count_ids(sorted(ids))
+            if count > most:
+                best, most = (name, where), count
+    return best
+
+
+def _hide_password(database: str, folder: Path) -> tuple[str, str]:
+    """Return how a manifest names a database, and a note if its password must be in the environment."""
+    if "://" not in database and not database.startswith("$"):
+        path = Path(database).absolute()
+        return (str(path.relative_to(folder.absolute())) if path.is_relative_to(folder.absolute()) else str(path)), ""
+    url = sa.make_url(database)
+    if not url.password or str(url.password).startswith("$"):
+        return database, ""
+    variable = re.sub(r"\W", "_", f"{url.database}_PASSWORD".upper())
+    plain = url.set(password="PASSWORD").render_as_string(hide_password=False)
+    note = f"export {variable} with the password of {url.database}"
+    return plain.replace(":PASSWORD@", f":${{{variable}}}@", 1), note

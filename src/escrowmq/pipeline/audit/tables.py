@@ -1,0 +1,158 @@
+"""The tables of an audit: their types, whether ids are unique in them, and their rows as texts or checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+
+from escrowmq.outbox import engines
+from escrowmq.pipeline.audit.canonical import canonical
+from escrowmq.pipeline.audit.manifest import Manifest
+from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
+from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.source import SOURCE, cell, read_sums, read_texts
+from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, can_sum, reflect_texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def check_columns(manifest: Manifest, name: str, columns: Collection[str]) -> dict[str, str | None]:
+    """Return the native kinds of a table's columns. Raises as :func:`escrowmq.pipeline.sql.tables.check`."""
+    table = manifest.tables[name]
+    wanted = [table.id, *sorted(columns), *table.where]
+    return dict(reflect_texts(manifest.table_url(name), table.table, wanted))
+
+
+def make_read(manifest: Manifest, name: str) -> TextRead:
+    """Return a read of a table's ids."""
+    table, natives = manifest.tables[name], check_columns(manifest, name, ())
+    known = {column: native or "text" for column, native in natives.items()}
+    id = Text(table.id, known[table.id], texts.id_kind(known[table.id]))
+    where = tuple((column, known[column], text) for column, text in table.where.items())
+    return TextRead(manifest.table_url(name), table.table, (id,), where)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableSide:
+    """A table with its roles and its read. ``keys`` are the columns of the read after the id, each with its kind.
+    ``summed``: a server computes checksums of all its columns."""
+
+    read: TextRead
+    keys: tuple[str, ...]
+    roles: tuple[Role, ...]
+    unique: bool
+    summed: bool
+    dialect: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, name: str, roles: tuple[Role, ...], natives: Mapping[str, str | None]) -> TableSide:
+        """Plan the read of a table for these roles. ``natives`` are the native kinds of its columns."""
+        base = make_read(manifest, name)
+        keys = tuple(sorted({key for role in roles for key in role.columns}))
+        named = [(kind, column) for kind, _, column in (key.partition(" ") for key in keys)]
+        columns = [Text(column, natives[column] or "text", kind) for kind, column in named]
+        dialect = engines.open_engine(base.url).dialect.name
+        exact = all(texts.is_canonical(dialect, column.native, column.kind) for column in columns)
+        read = replace(base, columns=(*base.columns, *columns))
+        unique = manifest.tables[name].unique and is_unique(read)
+        return cls(read, keys, roles, unique, exact and can_sum(read.url), dialect)
+
+    def find_cell(self, key: str) -> Column:
+        """Return the column of a read's row with this key, as canonical text."""
+        number = 1 + self.keys.index(key)
+        column = self.read.columns[number]
+        exact = texts.is_canonical(self.dialect, column.native, column.kind)
+        return f.col(cell(number)) if exact else canonical(cell(number), column.kind)
+
+    def sums(self) -> tuple[Sum, ...]:
+        """Return the checksums of the table's roles."""
+        return tuple(
+            Sum(role.comparison, role.expected, tuple(1 + self.keys.index(key) for key in role.columns))
+            for role in self.roles
+        )
+
+
+def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
+    """Return the rows of tables that are all summed by their servers, or none of them."""
+    reads = [side.read for side in sides]
+    speakers = [Speaker(side.roles, side.find_cell, f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)]
+    frame = read_texts(spark, reads)
+    rows = Rows(frame, f.col(cell(0)), tuple(speakers), (), read_texts(spark, [_only_id(read) for read in reads]))
+    if not sides[0].summed:
+        return rows
+
+    def sum_windows(count: int) -> DataFrame:
+        return read_sums(spark, [replace(side.read, windows=count, sums=side.sums()) for side in sides])
+
+    def select_windows(some: set[int], count: int) -> DataFrame:
+        only = tuple(sorted(some)) if len(some) < count else None
+        return read_texts(spark, [replace(read, windows=count, only=only) for read in reads])
+
+    return replace(rows, sum_windows=sum_windows, select_windows=select_windows)
+
+
+def _only_id(read: TextRead) -> TextRead:
+    return replace(read, columns=read.columns[:1])
+
+
+def is_unique(read: TextRead) -> bool:
+    """Return whether no two rows of a read can have the same id: a unique index or primary key covers it, and all its
+    values there have one type, and none is null."""
+    within = {read.columns[0].name, *(name for name, _, _ in read.where)}
+    with engines.opened(read.url) as engine, engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            return _is_unique_sqlite(connection, read.table, within)
+        if engine.dialect.name == "postgresql":
+            quoted = engine.dialect.identifier_preparer.quote_identifier(read.table)
+            found = connection.execute(_PG_UNIQUE, {"name": quoted})
+            return any(within.issuperset(names) for (names,) in found)
+        inspector = sa.inspect(connection)
+        required = {one["name"] for one in inspector.get_columns(read.table) if not one["nullable"]}
+        indexes: list[Any] = [one["column_names"] for one in inspector.get_indexes(read.table) if one["unique"]]
+        indexes.append(inspector.get_pk_constraint(read.table)["constrained_columns"])
+        return any(names and (within & required).issuperset(names) for names in indexes)
+
+
+_PG_UNIQUE = sa.text(
+    """
+    SELECT array_agg(a.attname::text) FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+    WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
+      AND i.indpred IS NULL AND i.indexprs IS NULL
+    GROUP BY i.indexrelid HAVING bool_and(a.attnotnull)
+    """
+)
+"""The columns of each unique index over all rows that a failed CREATE INDEX CONCURRENTLY did not leave behind."""
+
+
+def _is_unique_sqlite(connection: sa.Connection, table: str, within: set[str]) -> bool:
+    indexed = _find_unique_index(connection, table, within)
+    if indexed is None:
+        return False
+    for name in indexed:  # 1 and '1', or two nulls, are different to an index
+        value: sa.ColumnClause[Any] = sa.column(name)
+        kinds = set(connection.scalars(sa.select(sa.func.typeof(value)).select_from(sa.table(table)).distinct()))
+        if len(kinds) > 1 or not kinds <= {"text", "integer"}:
+            return False
+    return True
+
+
+def _find_unique_index(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
+    """Return the columns of a unique index, or of a row id, that has only columns of ``within``; None if there is
+    none."""
+    listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
+    for (index,) in connection.exec_driver_sql(listed, (table,)).all():
+        names = list(connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,)).scalars())
+        if within.issuperset(names):  # a null stands for an expression
+            return names
+    keys = "SELECT name, upper(type) FROM pragma_table_info(?) WHERE pk"
+    found = connection.exec_driver_sql(keys, (table,)).all()
+    if len(found) == 1 and found[0][1] == "INTEGER" and found[0][0] in within:
+        return [found[0][0]]
+    return None
