@@ -3,24 +3,27 @@ window.
 
 The run is built first: a producer's database, a broker's folder with every message put as a transaction of its own
 (some are rolled back, and are in no database), and two consumers' databases. Then the four are planted with SQL, and
-the command is run twice.
+the command is run twice. The tables are in SQLite files, or with ``--database`` in a PostgreSQL or MariaDB that is
+started for it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import sqlite3
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import sqlalchemy as sa
 from _harness import Report, arguments
 from pyspark.sql import functions as f
 
@@ -35,9 +38,12 @@ ROLLED_BACK = 20
 COUNTRIES = ("de", "fr", "it", "pl")
 
 TABLES = {
-    "orders": ("order_id TEXT PRIMARY KEY", "customer TEXT", "country TEXT", "units INTEGER", "cents INTEGER"),
-    "carts": ("order_id TEXT", "customer TEXT", "units INTEGER", "cents INTEGER"),
-    "points": ("order_id TEXT", "customer TEXT", "points INTEGER"),
+    "orders": (
+        *("order_id VARCHAR(20) PRIMARY KEY", "customer VARCHAR(20)", "country VARCHAR(20)"),
+        *("units INTEGER", "cents INTEGER"),
+    ),
+    "carts": ("order_id VARCHAR(20)", "customer VARCHAR(20)", "units INTEGER", "cents INTEGER"),
+    "points": ("order_id VARCHAR(20)", "customer VARCHAR(20)", "points INTEGER"),
 }
 """The databases, one table each, and its columns. What consumers have has no unique index: a repeated effect can be
 stored.
@@ -46,10 +52,15 @@ stored.
 FIELDS = ("customer", "country", "units", "cents", "points")
 """What a body says."""
 
+VARIABLE = "AUDIT_DATABASE"
+"""The environment variable with the URL of the database."""
+
+DATABASE = f"${{{VARIABLE}}}"
 MANIFEST: dict[str, Any] = {
     "log": "broker",
     "tables": {
-        name: {"database": f"{name}.db", "table": name, "id": "order_id", "unique": name == "orders"} for name in TABLES
+        name: {"database": f"${{{VARIABLE}}}", "table": name, "id": "order_id", "unique": name == "orders"}
+        for name in TABLES
     },
     "topics": ["orders"],
     "comparisons": [
@@ -103,13 +114,27 @@ def kept(number: int) -> bool:
     return number % ROLLED_BACK != 0
 
 
-def build(folder: Path, messages: int) -> None:
+@contextmanager
+def database(kind: str, folder: Path) -> Iterator[sa.Engine]:
+    """A database for the three tables; the audit finds it by the environment."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{folder / 'shop.db'}"
+        if kind != "sqlite":
+            server = importlib.import_module(f"escrowmq_lab.servers.{kind}")
+            (folder / kind).mkdir()
+            url = stack.enter_context(server.serving(folder / kind)).url
+        os.environ[VARIABLE] = url
+        engine = sa.create_engine(url)
+        stack.callback(engine.dispose)
+        yield engine
+
+
+def build(folder: Path, messages: int, engine: sa.Engine) -> None:
     """The whole run, on which all sides agree."""
     (folder / "manifest.json").write_text(json.dumps(MANIFEST))
-    databases = {name: sqlite3.connect(folder / f"{name}.db") for name in TABLES}
-    for name, columns in TABLES.items():
-        databases[name].execute("PRAGMA synchronous = OFF")
-        databases[name].execute(f"CREATE TABLE {name} ({', '.join(columns)})")
+    with engine.begin() as connection:
+        for name, columns in TABLES.items():
+            connection.exec_driver_sql(f"CREATE TABLE {name} ({', '.join(columns)})")
     number = 0
     with mq.connect(f"file:{folder / 'broker'}") as bus:
         producer = bus.producer("bench-audit", checker=lambda check: mq.UNKNOWN)
@@ -118,13 +143,11 @@ def build(folder: Path, messages: int) -> None:
             number += len(orders)
             put(producer, orders, commits)
             effects = [one for one, commit in zip(orders, commits, strict=True) if commit]
-            for name, columns in TABLES.items():
-                marks = ", ".join(f":{column.split()[0]}" for column in columns)
-                databases[name].executemany(f"INSERT INTO {name} VALUES ({marks})", effects)
+            with engine.begin() as connection:
+                for name, columns in TABLES.items():
+                    marks = ", ".join(f":{column.split()[0]}" for column in columns)
+                    connection.execute(sa.text(f"INSERT INTO {name} VALUES ({marks})"), effects)
         producer.close()
-    for database in databases.values():
-        database.commit()
-        database.close()
 
 
 def put(producer: mq.Producer, orders: list[dict[str, Any]], commits: list[bool]) -> None:
@@ -151,7 +174,7 @@ def choose(messages: int) -> Planted:
     return Planted(orders[0], orders[1], orders[2], next(row["id"] for row in inside if row["gone"]))
 
 
-def plant(folder: Path, four: Planted) -> None:
+def plant(engine: sa.Engine, four: Planted) -> None:
     """Edit what the consumers have, so that every count agrees, of all rows and of the window's.
 
     One comparison alone cannot have all four with equal counts: a lost row and a leaked one cancel out, and the second
@@ -160,30 +183,29 @@ def plant(folder: Path, four: Planted) -> None:
     """
     edits = {
         "carts": [
-            ("DELETE FROM carts WHERE order_id = ?", four.lost),
-            ("INSERT INTO carts SELECT * FROM carts WHERE order_id = ?", four.repeated),
-            ("UPDATE carts SET cents = cents + 1 WHERE order_id = ?", four.altered),
+            ("DELETE FROM carts WHERE order_id = :id", four.lost),
+            ("INSERT INTO carts SELECT * FROM carts WHERE order_id = :id", four.repeated),
+            ("UPDATE carts SET cents = cents + 1 WHERE order_id = :id", four.altered),
         ],
         "points": [
-            ("DELETE FROM points WHERE order_id = ?", four.lost),
-            ("INSERT INTO points VALUES (?, 'c-1', 5)", four.leaked),
+            ("DELETE FROM points WHERE order_id = :id", four.lost),
+            ("INSERT INTO points VALUES (:id, 'c-1', 5)", four.leaked),
         ],
     }
-    for name, statements in edits.items():
-        with closing(sqlite3.connect(folder / f"{name}.db")) as database, database:
-            for statement, identity in statements:
-                assert database.execute(statement, (identity,)).rowcount == 1
+    with engine.begin() as connection:
+        for statement, identity in (edit for statements in edits.values() for edit in statements):
+            assert connection.execute(sa.text(statement), {"id": identity}).rowcount == 1
 
 
-def audit(folder: Path) -> tuple[float, dict[str, Any], tuple[bytes, ...]]:
-    """One run of the command: seconds, the verdict, and the bytes of its two documents."""
-    start = time.perf_counter()
-    command = [sys.executable, "-m", "escrowmq", "audit", str(folder), "--json"]
+def audit(folder: Path, *flags: str) -> tuple[float, float, dict[str, Any], bytes]:
+    """One run of the command: seconds, its processor time without that of a server, the verdict, and its bytes."""
+    start, before = time.perf_counter(), os.times()
+    command = [sys.executable, "-m", "escrowmq", "audit", str(folder), "--json", *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    seconds = time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, os.times()
     assert done.returncode == 1, done.returncode  # the sides do not agree
-    documents = tuple((folder / name).read_bytes() for name in ("verdict.json", "report.html"))
-    return seconds, json.loads(done.stdout), documents
+    busy = after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, busy, json.loads(done.stdout), (folder / "verdict.json").read_bytes()
 
 
 def check(verdict: dict[str, Any], four: Planted) -> None:
@@ -204,25 +226,30 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(repeats=2, body=0)
     parser.add_argument("--messages", type=lambda text: int(float(text)), default=10**6, help="messages that commit")
+    parser.add_argument("--database", choices=["sqlite", "postgres", "mariadb"], default="sqlite")
+    parser.add_argument("--rows", action="store_true", help="read all rows in the second run")
     options = parser.parse_args()
     report = Report("audit", options)
     report.begin()
-    with tempfile.TemporaryDirectory(prefix="escrowmq-bench-", dir=options.folder) as name:
-        folder, messages = Path(name), options.messages
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="escrowmq-bench-", dir=options.folder)
+        folder, messages = Path(stack.enter_context(made)), options.messages
+        engine = stack.enter_context(database(options.database, folder))
         start = time.perf_counter()
-        build(folder, messages)
+        build(folder, messages, engine)
         four = choose(messages)
-        plant(folder, four)
+        plant(engine, four)
         report.add("building the run", "s", "", [time.perf_counter() - start])
         report.add("bytes of the run", "MB", "", [size(folder) / 1e6])
-        runs = [audit(folder) for _ in range(max(options.repeats, 2))]
-        for _, verdict, documents in runs:
+        flags = [["--rows"] if number and options.rows else [] for number in range(max(options.repeats, 2))]
+        runs = [audit(folder, *more) for more in flags]
+        for _, _, verdict, document in runs:
             check(verdict, four)
-            assert documents == runs[0][2], "a second audit says something else"
-        title = f"escrowmq audit, {messages:,} messages"
-        wall = [one[0] for one in runs]
-        report.add(title, "s", "", wall)
-        report.add(f"{title}: a message", "us", "", [1e6 * value / messages for value in wall])
+            assert document == runs[0][3], "a second audit says something else"
+        title = f"escrowmq audit, {messages:,} messages, {options.database}"
+        report.add(title, "s", "", [one[0] for one in runs])
+        report.add(f"{title}: a message", "us", "", [1e6 * one[0] / messages for one in runs])
+        report.add(f"{title}: processor time", "s", "", [one[1] for one in runs])
     report.end()
 
 

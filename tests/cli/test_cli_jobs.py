@@ -51,7 +51,7 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, dict[str, Any]]
 
 def test_a_clean_audit_exits_with_0(run: Run, audited: list[Any]) -> None:
     ran = run("audit", "demo-run", "--no-page", "--json")
-    assert (ran.code, ran.json["verdict"], ran.json["orders"]) == (0, "agree", 3)
+    assert (ran.code, ran.json["verdict"], ran.json["ids"]) == (0, "agree", 3)
     assert audited == [(Path("demo-run"), {"page": False})]
 
 

@@ -312,7 +312,7 @@ def test_what_a_broken_broker_would_do_is_named(spark: SparkSession, folder: Pat
 
 
 def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"not a run folder.*escrowmq demo"):
+    with pytest.raises(Misuse, match=r"not a run folder.*escrowmq audit --init"):
         Manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(Misuse, match="cannot be used"):
@@ -330,18 +330,13 @@ def test_a_folder_that_is_no_run_is_a_clear_error(tmp_path: Path) -> None:
         (lambda raw: raw.pop("log"), "it has no field 'log'"),
         (lambda raw: raw["tables"]["orders"].pop("id"), "table 'orders' has no field 'id'"),
         (lambda raw: raw["tables"]["orders"].update(idd="x"), "table 'orders' has a field 'idd', which is not one of"),
-        (lambda raw: raw["comparisons"][0].pop("expected"), "it has no field 'expected'"),
-        (
-            lambda raw: raw["tables"]["orders"].update(database="postgresql://u:secret@host/shop"),
-            r"table 'orders' is in a database by URL \(postgresql://...\), and the audit reads SQLite files",
-        ),
+        (lambda raw: raw["comparisons"][0].pop("expected"), "comparison 1 has no field 'expected'"),
     ],
 )
 def test_a_manifest_says_at_once_what_is_wrong_with_it(tmp_path: Path, change: Any, told: str) -> None:
-    """Before Spark starts, and not as a bare KeyError; nor is a password shown."""
+    """Before Spark starts, and not as a bare KeyError."""
     raw = json.loads(json.dumps(manifest("broker")))
     change(raw)
     (tmp_path / "manifest.json").write_text(json.dumps(raw))
-    with pytest.raises(Misuse, match=told) as refused:
+    with pytest.raises(Misuse, match=told):
         run(tmp_path)
-    assert "secret" not in str(refused.value)

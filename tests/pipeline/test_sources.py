@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from escrowmq.errors import Misuse
-from escrowmq.pipeline.sql.source import read_texts
+from escrowmq.pipeline.sql.source import read_sums, read_texts
 from escrowmq.pipeline.sql.tables import even_cuts, readonly_url
 from escrowmq.pipeline.sql.text_reads import Text, TextRead, reflect_texts
 
@@ -88,3 +88,14 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("hello, this is not a database at all, but long enough to be read as one" * 20)
     with pytest.raises(Misuse, match="cannot read"):
         reflect_texts(readonly_url(tmp_path / "text.db"), "t", ["id"])
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_plan_shows_no_password(spark: SparkSession) -> None:
+    read = TextRead("postgresql://shop:hidden@127.0.0.1:1/shop", "orders", (Text("id", "text", "text"),))
+    for frame in (read_texts(spark, [read]), read_sums(spark, [read])):
+        plan = str(frame._jdf.queryExecution().analyzed().toString())
+        assert "escrowmq-sql" in plan
+        assert "hidden" not in plan
+    assert "hidden" not in repr(read)

@@ -10,6 +10,7 @@ from typing import Any
 from escrowmq.errors import Code, Misuse
 
 EXTRAS = {
+    "adbc_driver_postgresql": "adbc",
     "aio_pika": "rabbitmq",
     "aiomysql": "mysql",
     "aiosqlite": "outbox",
