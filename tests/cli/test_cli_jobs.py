@@ -5,6 +5,7 @@ tests.
 import dataclasses
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from cli_runs import Run
@@ -31,7 +32,13 @@ CLEAN = Verdict(
     findings=(),
     findings_in_all=0,
 )
-LOST = dataclasses.replace(CLEAN, lost=1, findings=(Finding("lost", "o-17", "orders → cart", 1, 0),), findings_in_all=1)
+LOST = dataclasses.replace(
+    CLEAN,
+    lost=1,
+    comparisons=(Side("orders", "log", 2, 2, 1, 1),),
+    findings=(Finding("lost", "o-17\0", "orders → log", 1, 0),),
+    findings_in_all=1,
+)
 UNDECIDED = dataclasses.replace(CLEAN, orphaned=1)
 
 
@@ -60,7 +67,25 @@ def test_a_finding_is_named_and_exits_with_1(run: Run, audited: list[Any]) -> No
     assert ran.code == Exit.FINDING
     assert "o-17" in ran.out
     assert "lost" in ran.out
-    assert run("audit", "lost", "--json").json["findings"][0]["id"] == "o-17"
+    assert run("audit", "lost", "--json").json["findings"][0]["id"] == "o-17\0"
+
+
+def test_a_junit_file_has_a_case_per_comparison(run: Run, audited: list[Any], tmp_path: Path) -> None:
+    for name, failures in (("demo-run", []), ("lost", ["lost o-17\ufffd: expected 1, found 0"])):
+        assert run("audit", name, "--junit", str(tmp_path / "junit.xml"), "--rows").code == len(failures)
+        suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+        assert [case.get("name") for case in suite] == ["orders → log", "still in escrow"]
+        assert [failure.text for failure in suite.iter("failure")] == failures
+        assert suite.get("failures") == str(len(failures))
+    assert audited[-1][1]["windows"] == 0
+
+
+def test_init_and_check_need_no_spark(run: Run, tmp_path: Path) -> None:
+    assert run("audit", str(tmp_path), "--init").code == Exit.USAGE
+    (tmp_path / "manifest.json").write_text('{"log": 5}')
+    ran = run("audit", str(tmp_path), "--check", "--json")
+    assert ran.code == Exit.FINDING
+    assert sorted(problem["field"] for problem in ran.json["problems"]) == ["", "", "", "log"]
 
 
 def test_a_folder_that_is_no_run_is_misuse(run: Run, tmp_path: Path) -> None:

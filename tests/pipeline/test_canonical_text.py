@@ -36,7 +36,7 @@ TYPES = {
     "postgresql": {
         **{"small": "SMALLINT", "whole": "INTEGER", "large": "BIGINT", "price": "NUMERIC(30,6)", "flag": "BOOLEAN"},
         **{"real32": "REAL", "real64": "DOUBLE PRECISION", "at": "TIMESTAMPTZ", "on_day": "DATE", "note": "TEXT"},
-        **{"raw": "BYTEA", "naive": "TIMESTAMP", "tag": "UUID", "code": "CHAR(5)"},
+        **{"raw": "BYTEA", "naive": "TIMESTAMP", "ref": "UUID", "code": "CHAR(5)"},
     },
     "mysql": {
         **{"small": "SMALLINT", "whole": "INT(9) ZEROFILL", "large": "BIGINT", "price": "DECIMAL(30,6)"},
@@ -47,7 +47,7 @@ TYPES = {
 KINDS = {
     **{"small": "number", "whole": "number", "large": "number", "price": "number", "flag": "boolean"},
     **{"real32": "float32", "real64": "float", "at": "time", "on_day": "text", "note": "text", "raw": "bytes"},
-    **{"naive": "time", "tag": "uuid", "code": "text"},
+    **{"naive": "time", "ref": "uuid", "code": "text"},
 }
 TIME = datetime(2026, 1, 31, 23, 59, 59, 123456, UTC)
 ROWS: list[dict[str, Any]] = [
@@ -61,17 +61,17 @@ ROWS: list[dict[str, Any]] = [
             "note": "Grüße 😀'\"\\\n",
             "raw": b"\0\xff",
         },
-        **{"naive": TIME, "tag": uuid.UUID(int=255), "code": "ab"},
+        **{"naive": TIME, "ref": uuid.UUID(int=255), "code": "ab"},
     },
     {
         **{"small": 0, "whole": 0, "large": -(2**63), "price": Decimal("-0.000001"), "flag": False},
         **{"real32": -1.5, "real64": -0.0, "at": datetime(1970, 1, 1, 0, 0, 1, 999999, UTC), "note": ""},
-        **{"on_day": "1999-12-31", "raw": b"", "naive": datetime(1960, 2, 29), "tag": uuid.UUID(int=0), "code": ""},
+        **{"on_day": "1999-12-31", "raw": b"", "naive": datetime(1960, 2, 29), "ref": uuid.UUID(int=0), "code": ""},
     },
     {
         **{"small": 1, "whole": 1000, "large": 10**15, "price": Decimal("100"), "flag": True},
         **{"real32": 16777216.0, "real64": 1e300, "at": TIME, "on_day": "2026-02-01", "note": "1:a", "raw": b"x"},
-        **{"naive": TIME, "tag": uuid.UUID(int=1), "code": "N"},
+        **{"naive": TIME, "ref": uuid.UUID(int=1), "code": "N"},
     },
 ]
 JSON = [
@@ -79,17 +79,17 @@ JSON = [
         **{"small": "-5", "whole": "42", "large": "9223372036854775807", "price": "1.23456789E7", "flag": "true"},
         **{"real32": "0.1", "real64": "0.10000000000000001", "at": "2026-02-01T00:59:59.123456+01:00"},
         **{"on_day": "2026-01-31", "note": "Grüße 😀'\"\\\n", "raw": "00FF", "naive": "2026-01-31 23:59:59.123456"},
-        **{"tag": "00000000-0000-0000-0000-0000000000FF", "code": "ab"},
+        **{"ref": "00000000-0000-0000-0000-0000000000FF", "code": "ab"},
     },
     {
         **{"small": "-0", "whole": "0.0", "large": "-9223372036854775808", "price": "-1e-6", "flag": "0"},
         **{"real32": "-1.50", "real64": "0", "at": "1970-01-01T00:00:01.999999Z", "on_day": "1999-12-31", "note": ""},
-        **{"raw": "", "naive": "1960-02-29", "tag": "00000000000000000000000000000000", "code": ""},
+        **{"raw": "", "naive": "1960-02-29", "ref": "00000000000000000000000000000000", "code": ""},
     },
     {
         **{"small": "1", "whole": "1e3", "large": "1000000000000000", "price": "100.00", "flag": "1"},
         **{"real32": "16777217", "real64": "1E+300", "at": "1769903999123456", "on_day": "2026-02-01", "note": "1:a"},
-        **{"raw": "\\x78", "naive": "2026-02-01 0559", "tag": "00000000000000000000000000000001", "code": "N"},
+        **{"raw": "\\x78", "naive": "2026-02-01 0559", "ref": "00000000000000000000000000000001", "code": "N"},
     },
 ]
 JSON[2]["naive"] = "2026-02-01 05:29:59.123456 +0530"

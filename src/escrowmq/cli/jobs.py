@@ -120,6 +120,7 @@ def audit(
     json: Json = False,
     page: bool = Option(True, help="Also draw report.html."),
     rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same."),
+    junit: Path | None = Option(None, metavar="FILE", help="Also write a JUnit file: a test case per comparison."),
     master: Master = None,
 ) -> None:
     """Compare databases and the broker's log by id and content, as manifest.json says; name every difference.
@@ -131,6 +132,7 @@ def audit(
     folder = of.folder
     from escrowmq.demo.screen import show_verdict
     from escrowmq.pipeline.audit import run
+    from escrowmq.pipeline.audit.junit import write_junit
 
     if folder.is_dir():  # else it is no run folder
         check_folder(folder, "the run folder")
@@ -138,6 +140,8 @@ def audit(
         audited = run if master is None else partial(run, master=master)
         audited = partial(audited, windows=0) if rows else audited
         verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
+    if junit is not None:
+        write_junit(junit, verdict)
     if json:
         print_json(verdict.to_json())
     else:
