@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from escrowmq.outbox import engines
 from escrowmq.pipeline.audit.canonical import canonical
 from escrowmq.pipeline.audit.manifest import Manifest
-from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.source import SOURCE, cell, read_sums, read_texts
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, can_sum, reflect_texts
@@ -63,12 +63,24 @@ class TableSide:
         unique = manifest.tables[name].unique and is_unique(read)
         return cls(read, keys, roles, unique, exact and can_sum(read.url), dialect)
 
-    def find_cell(self, key: str) -> Column:
-        """Return the column of a read's row with this key, as canonical text."""
-        number = 1 + self.keys.index(key)
-        column = self.read.columns[number]
-        exact = texts.is_canonical(self.dialect, column.native, column.kind)
-        return f.col(cell(number)) if exact else canonical(cell(number), column.kind)
+    def plain_keys(self) -> list[str]:
+        """Return the keys whose texts the database does not make canonical."""
+        named = zip(self.keys, self.read.columns[1:], strict=True)
+        return [key for key, one in named if not texts.is_canonical(self.dialect, one.native, one.kind)]
+
+    def make_cells(self, number: int) -> dict[str, Column]:
+        """Return the canonical texts that Spark makes, for the rows of this table, which has this number."""
+        columns = dict(zip(self.keys, enumerate(self.read.columns[1:], 1), strict=True))
+        return {
+            _name_cell(number, key): f.when(f.col(SOURCE) == number, canonical(cell(n), column.kind))
+            for key, (n, column) in columns.items()
+            if key in self.plain_keys()
+        }
+
+    def make_finder(self, number: int) -> Cell:
+        """Return a function that finds the column with the text of a key."""
+        plain = self.plain_keys()
+        return lambda key: f.col(f"`{_name_cell(number, key)}`" if key in plain else cell(1 + self.keys.index(key)))
 
     def sums(self) -> tuple[Sum, ...]:
         """Return the checksums of the table's roles."""
@@ -81,9 +93,12 @@ class TableSide:
 def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
     """Return the rows of tables that are all summed by their servers, or none of them."""
     reads = [side.read for side in sides]
-    speakers = [Speaker(side.roles, side.find_cell, f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)]
+    speakers = [
+        Speaker(side.roles, side.make_finder(n), f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)
+    ]
+    made = {name: column for n, side in enumerate(sides) for name, column in side.make_cells(n).items()}
     frame = read_texts(spark, reads)
-    rows = Rows(frame, f.col(cell(0)), tuple(speakers), (), read_texts(spark, [_only_id(read) for read in reads]))
+    rows = Rows(frame, f.col(cell(0)), tuple(speakers), [made], read_texts(spark, [_only_id(read) for read in reads]))
     if not sides[0].summed:
         return rows
 
@@ -95,6 +110,10 @@ def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
         return read_texts(spark, [replace(read, windows=count, only=only) for read in reads])
 
     return replace(rows, sum_windows=sum_windows, select_windows=select_windows)
+
+
+def _name_cell(number: int, key: str) -> str:
+    return f"_{number} {key}"
 
 
 def _only_id(read: TextRead) -> TextRead:
