@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.canonical import canonical
 from escrowmq.pipeline.audit.rows import portable_digest, portable_hash
 from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.canonical import canonical
 from escrowmq.pipeline.sql.tables import absolute
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, reflect_texts
 

@@ -132,7 +132,7 @@ def audit(
     folder = of.folder
     from escrowmq.demo.screen import show_verdict
     from escrowmq.pipeline.audit import run
-    from escrowmq.pipeline.audit.junit import write_junit
+    from escrowmq.pipeline.audit.verdict import write_junit
 
     if folder.is_dir():  # else it is no run folder
         check_folder(folder, "the run folder")

@@ -25,13 +25,13 @@ from pyspark.sql.types import (
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import delivered, frames
-from escrowmq.pipeline.audit.canonical import canonical, to_micros
 from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
 from escrowmq.pipeline.log import BrokerLog
 from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.canonical import canonical, to_micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

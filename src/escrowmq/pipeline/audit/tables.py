@@ -11,10 +11,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from escrowmq.outbox import engines
-from escrowmq.pipeline.audit.canonical import canonical
 from escrowmq.pipeline.audit.manifest import Manifest
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.canonical import canonical
 from escrowmq.pipeline.sql.source import SOURCE, cell, read_sums, read_texts
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, can_sum, reflect_texts
 

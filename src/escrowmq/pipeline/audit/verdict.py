@@ -1,4 +1,4 @@
-"""The result of the audit, and its JSON form ``verdict.json``."""
+"""The result of the audit, its JSON form ``verdict.json``, and its form for continuous integration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from escrowmq.pipeline.coverage import Beginning
 
 NAME = "verdict.json"
+_BAD = {n: "\ufffd" for n in (*range(0x20), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)) if n not in (9, 10, 13)}
+"""Characters that XML cannot contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,24 @@ class Verdict:
         path = folder / NAME
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
         return path
+
+
+def write_junit(path: Path, verdict: Verdict) -> None:
+    """Write a JUnit file with a test case per comparison. A comparison fails if it has findings, which are named as far
+    as the verdict names them."""
+    cases = {f"{side.expected} → {side.found}": side.wrong_ids for side in verdict.comparisons}
+    cases["still in escrow"] = verdict.orphaned
+    failed = sum(bool(wrong) for wrong in cases.values())
+    suite = ElementTree.Element("testsuite", name=(verdict.title or "escrowmq audit").translate(_BAD))
+    suite.attrib |= {"tests": str(len(cases)), "failures": str(failed)}
+    for name, wrong in cases.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="audit", name=name.translate(_BAD))
+        if wrong:
+            lines = [
+                f"{one.kind} {one.id}: expected {one.expected}, found {one.found}{one.reason and f' ({one.reason})'}"
+                for one in verdict.findings
+                if one.between == name
+            ]
+            failure = ElementTree.SubElement(case, "failure", message=f"{wrong:,} ids differ")
+            failure.text = "\n".join(lines).translate(_BAD)
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)

@@ -14,7 +14,7 @@ uuid      32 lower-case hex digits
 ========  ==================================================================================
 
 A server computes this text in SQL, and checksums of it. SQLite columns hold any type, so its values are read as plain
-text, which Spark converts (:mod:`escrowmq.pipeline.audit.canonical`). Imports no Spark.
+text, which Spark converts (:mod:`escrowmq.pipeline.sql.canonical`). Imports no Spark.
 """
 
 from __future__ import annotations
