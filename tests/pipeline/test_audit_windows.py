@@ -234,7 +234,7 @@ def test_a_server_s_own_index_says_whether_ids_are_unique(database_url: str) -> 
     if database_url.startswith("sqlite"):
         return
     engine = sa.create_engine(database_url)
-    partial = [] if engine.dialect.name != "postgresql" else ["CREATE UNIQUE INDEX some ON t (id) WHERE n = 0"]
+    partial = [] if engine.dialect.name != "postgresql" else ["CREATE UNIQUE INDEX zeros ON t (id) WHERE n = 0"]
     partial += [] if engine.dialect.name != "postgresql" else ["CREATE UNIQUE INDEX made ON t (lower(id))"]
     for schema, where, unique in [*SERVED, ("id VARCHAR(9) NOT NULL, n INTEGER", {}, False)]:
         with engine.begin() as connection:
