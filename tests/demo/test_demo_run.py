@@ -36,8 +36,8 @@ def test_nothing_is_lost_and_every_edit_by_hand_is_found(spark: SparkSession, tm
     assert verdict.checks >= 2  # each order that the shop was killed over was asked about
 
     written = json.loads((folder / "verdict.json").read_text())
-    assert {name: written[name] for name in ("orders", "lost", "repeated", "altered", "leaked", "kills")} == {
-        "orders": 60,
+    assert {name: written[name] for name in ("ids", "lost", "repeated", "altered", "leaked", "kills")} == {
+        "ids": 60,
         "lost": 0,
         "repeated": 0,
         "altered": 0,

@@ -336,8 +336,8 @@ def test_sqlite_values_of_other_types_are_texts(tmp_path: Path) -> None:
     ("key", "ids", "many"),
     [
         ("id INTEGER PRIMARY KEY", list(range(-50, 150)), True),
-        ("id VARCHAR(40) PRIMARY KEY", [f"o-{n:03}" for n in range(30)], True),
-        ("id VARCHAR(40)", [f"o-{n:03}" for n in range(30)], False),
+        ("id VARCHAR(40) PRIMARY KEY", [f"o-{n:03}" for n in range(100)], True),
+        ("id VARCHAR(40)", [f"o-{n:03}" for n in range(100)], False),
     ],
 )
 def test_ranges_cover_every_row_once(url: str, key: str, ids: list[Any], many: bool) -> None:
