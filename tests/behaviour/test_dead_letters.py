@@ -70,7 +70,7 @@ def test_a_rejected_message_is_a_dead_letter_at_once_and_the_others_of_its_lease
             consumer.flush()
         (letter,) = bus.admin.dead_letters("cart")
         assert (letter["offset"], letter["attempts"]) == (1, 1)
-        assert letter["cause"] == "no such product, attempt 1 of 16"
+        assert letter["cause"] == "no such product"
         assert bus.admin.retry_dead_letters("cart") == 1
         with bus.consumer("cart", "orders", ordered=True) as consumer:
             [again] = consumer.receive(1, wait=5.0)

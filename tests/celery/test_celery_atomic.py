@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
-from placing import Order, make_tables
+from placing_orders import Order, make_tables
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 

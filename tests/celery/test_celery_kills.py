@@ -8,11 +8,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import placing
+import placing_orders
 import pytest
 import sqlalchemy as sa
 from celery_world import until
-from placing import Effect, Order
+from placing_orders import Effect, Order
 
 import escrowmq as mq
 from escrowmq_lab.servers.process import Server
@@ -24,7 +24,7 @@ WORKER_STEPS = 12
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote(Path(placing.__file__))
+    zygote = Zygote(Path(placing_orders.__file__))
     yield zygote
     zygote.close()
 
@@ -32,7 +32,7 @@ def zygote() -> Iterator[Zygote]:
 def test_a_task_has_its_effect_if_and_only_if_its_order_was_committed(
     engine: sa.Engine, broker: Server, zygote: Zygote, tmp_path: Path
 ) -> None:
-    placing.make_tables(engine)
+    placing_orders.make_tables(engine)
     own = {"database_url": engine.url.render_as_string(hide_password=False), "broker_url": broker.url}
     log = tmp_path / "children.log"
     kills = 0

@@ -19,7 +19,7 @@ from planting import Plant, bug
 
 ROUNDS = "broker/writer/test_checkback_rounds.py::"
 WRITER = "broker/writer/test_rounds.py::"
-LIMITS = "ledger/groups/test_limits.py::"
+LIMITS = "ledger/groups/test_groups_limits.py::"
 
 
 @bug("check-back", ROUNDS + "test_the_session_that_sent_is_asked", "first.waiting == 0")

@@ -45,7 +45,7 @@ class _Shared:
 
 CLOSED = "the connection is closed"
 _open: dict[Path, _Shared] = {}
-_opening = threading.Lock()
+_opening = threading.RLock()  # the collector of cycles may close another bus on the thread that opens one
 
 
 def open_engine(
