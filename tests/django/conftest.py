@@ -15,7 +15,7 @@ django_project.configure()
 
 from django.core.management import call_command  # noqa: E402  # settings come first
 from django.db import connections  # noqa: E402
-from till.models import Effect, Order  # noqa: E402
+from till_app.models import Effect, Order  # noqa: E402
 
 import escrowmq as mq  # noqa: E402
 from escrowmq.django.database import open_relay  # noqa: E402

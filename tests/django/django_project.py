@@ -1,4 +1,4 @@
-"""A Django project for tests: one database, chosen at run time, the app ``till`` and the admin.
+"""A Django project for tests: one database, chosen at run time, the app ``till_app`` and the admin.
 
 Django is set up once per process, so :func:`use_database` exchanges the database of a process that has begun.
 """
@@ -44,7 +44,7 @@ def configure(url: str = "sqlite:///unused.db", *, tasks: dict[str, Any] | None 
     settings.configure(
         SECRET_KEY="for tests",
         ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF="till.urls",
+        ROOT_URLCONF="till_app.urls",
         INSTALLED_APPS=[
             "django.contrib.admin",
             "django.contrib.auth",
@@ -52,7 +52,7 @@ def configure(url: str = "sqlite:///unused.db", *, tasks: dict[str, Any] | None 
             "django.contrib.messages",
             "django.contrib.sessions",
             "escrowmq.django",
-            "till",
+            "till_app",
         ],
         MIDDLEWARE=[
             "django.contrib.sessions.middleware.SessionMiddleware",

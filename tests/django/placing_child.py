@@ -27,8 +27,8 @@ PLACES = {
 
 def place(number: int) -> None:
     from django.db import transaction
-    from till.models import Order
-    from till.tasks import note, note_once
+    from till_app.models import Order
+    from till_app.tasks import note, note_once
 
     from escrowmq.django import send_tx
 

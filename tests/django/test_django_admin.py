@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client, override_settings
-from till import tasks
+from till_app import tasks
 
 from escrowmq import django as escrow
 from escrowmq.django.models import OutboxMessage
@@ -110,4 +110,4 @@ def test_tasks_are_listed() -> None:
     result = tasks.note.enqueue(1)
     client = enter("view_taskrecord")
     assert result.id in client.get("/admin/escrowmq/taskrecord/", {"status__exact": "READY"}).content.decode()
-    assert "till.tasks.note" in client.get(f"/admin/escrowmq/taskrecord/{result.id}/change/").content.decode()
+    assert "till_app.tasks.note" in client.get(f"/admin/escrowmq/taskrecord/{result.id}/change/").content.decode()

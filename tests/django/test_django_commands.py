@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
-from till import tasks
+from till_app import tasks
 
 import escrowmq as mq
 from escrowmq import django as escrow

@@ -16,9 +16,9 @@ from typing import Any
 import placing_child
 import pytest
 from django.db import transaction
-from till import tasks
-from till.models import Effect, Order
-from till.tasks import note
+from till_app import tasks
+from till_app.models import Effect, Order
+from till_app.tasks import note
 
 import escrowmq as mq
 import forked
@@ -76,7 +76,7 @@ def test_producer_relay_broker_and_worker_killed_at_every_step(
     assert len(repeated) <= 1, "only the task that was killed between its effect and its result ran again"
     records = TaskRecord.objects.all()
     assert sorted((row.task_path, json.loads(row.arguments)["args"][0]) for row in records) == sorted(
-        (path, number) for path in ("till.tasks.note", "till.tasks.note_once") for number in committed
+        (path, number) for path in ("till_app.tasks.note", "till_app.tasks.note_once") for number in committed
     )
     assert {note.get_result(row.id).attempts for row in records if row.task_path == note.module_path} <= {1, 2}
     with mq.connect(url) as bus, bus.consumer("cart", ["orders"]) as consumer:

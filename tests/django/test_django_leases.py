@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
-from till import tasks
+from till_app import tasks
 
 import escrowmq as mq
 from escrowmq.broker import embedded

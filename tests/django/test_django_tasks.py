@@ -15,8 +15,8 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
 from django.utils import timezone
-from till import tasks
-from till.models import Effect, Order
+from till_app import tasks
+from till_app.models import Effect, Order
 
 import escrowmq as mq
 from escrowmq.django.models import OutboxMessage, TaskRecord
@@ -184,7 +184,7 @@ def test_a_message_without_its_task_is_kept(bus: mq.Bus, working: Any, finished:
     """Unknown ids and tasks of another version of the program are redelivered, and become dead letters; others run."""
     lost, unknown, fine = tasks.note.enqueue(1), tasks.note.enqueue(2), tasks.note.enqueue(3)
     TaskRecord.objects.filter(pk=lost.id).delete()
-    TaskRecord.objects.filter(pk=unknown.id).update(task_path="till.tasks.gone")
+    TaskRecord.objects.filter(pk=unknown.id).update(task_path="till_app.tasks.gone")
 
     def causes() -> dict[str, str]:
         letters = bus.admin.dead_letters("tasks.default")

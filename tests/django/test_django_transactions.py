@@ -9,7 +9,7 @@ import django_project
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connection, transaction
-from till.models import Effect, Order
+from till_app.models import Effect, Order
 
 import escrowmq as mq
 from escrowmq import django as escrow
@@ -125,7 +125,7 @@ def test_other_errors_of_the_database_are_djangos() -> None:
     assert type(caught.value).__module__ == "django.db.utils"
     Order.objects.create(id=1, number=7)
     with pytest.raises(IntegrityError), transaction.atomic(), escrow.connection() as lent:
-        lent.exec_driver_sql("INSERT INTO till_order (id, number) VALUES (2, 7)")
+        lent.exec_driver_sql("INSERT INTO till_app_order (id, number) VALUES (2, 7)")
     place(3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from escrowmq.django import claim_tx
-from till.models import Effect
+from till_app.models import Effect
 
 try:
     from django.tasks import task

@@ -12,7 +12,7 @@ class Order(models.Model):
     number = models.IntegerField(null=True, unique=True)
 
     class Meta:
-        app_label = "till"
+        app_label = "till_app"
 
 
 class Effect(models.Model):
@@ -21,4 +21,4 @@ class Effect(models.Model):
     order = models.IntegerField()
 
     class Meta:
-        app_label = "till"
+        app_label = "till_app"
