@@ -152,7 +152,7 @@ def test_every_package_of_an_extra_is_known_to_the_errors() -> None:
     from escrowmq.platform.extras import EXTRAS
 
     plain = environments.closure().keys()
-    by_package = {"opentelemetry-api": "opentelemetry"}
+    by_package = {"opentelemetry-api": "opentelemetry", "rocketmq-python-client": "rocketmq"}
     for extra in environments.extras():
         own = [
             text for text in distribution("escrowmq").requires or () if f'extra == "{extra}"' in text.replace("'", '"')

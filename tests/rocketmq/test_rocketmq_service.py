@@ -48,7 +48,7 @@ def test_a_message_goes_out_and_in_with_all_its_fields(raw: RawClient, topic: st
 def test_fields_are_the_same_for_the_brokers_own_clients(raw: RawClient, bus: mq.Bus, topic: str) -> None:
     sent = raw.message(topic, b"one", tag="t", keys=["k"], properties={"a": "b"})
     raw.send(sent)
-    (own,) = bus.consumer("own", topic).receive(1, wait=30.0)
+    (own,) = bus.consumer(f"own-{topic}", topic).receive(1, wait=30.0)
     assert (own.body, own.key, own.tag, own.properties) == (b"one", "k", "t", {"a": "b"})
     assert "01" + own.message_id.hex().upper() == sent.system_properties.message_id
     receipt = bus.producer("shop").send(topic, b"two", key="k", tag="t", properties={"c": "d"})

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 from escrowmq.gateway.rocketmq.protocol import definition
 from escrowmq.gateway.rocketmq.statuses import Refusal, Status
 from escrowmq.message.names import is_name
-from escrowmq.model import Message
+from escrowmq.model import Message, message_id
 
 OWN = "rocketmq."
 """Prefix of the properties that this gateway writes."""
-KEYS, GROUPED, CLIENT, HOST, TRACE = (OWN + name for name in ("keys", "grouped", "client", "host", "trace"))
+ID, KEYS, GROUPED = OWN + "id", OWN + "keys", OWN + "grouped"
+CLIENT, HOST, TRACE = OWN + "client", OWN + "host", OWN + "trace"
 PLAIN_PRODUCERS = "rocketmq"
 """Producer group of messages without a transaction."""
 
@@ -85,6 +86,9 @@ def to_message(given: Any, client: str) -> Incoming:
     if keys != ([] if key is None else [key]):
         properties[KEYS] = json.dumps(keys, ensure_ascii=False, separators=(",", ":"))
     properties |= {name: value for name, value in ((HOST, system.born_host), (TRACE, system.trace_context)) if value}
+    identity = message_id(_own_id(system.message_id))
+    if client_message_id(identity) != system.message_id:
+        properties[ID] = system.message_id
     transactional = kind == definition.TRANSACTION
     immunity = None
     if transactional:
@@ -99,7 +103,7 @@ def to_message(given: Any, client: str) -> Incoming:
         properties=properties,
         delay=_delay(system),
         check_immunity=immunity,
-        message_id=_own_id(system.message_id),
+        message_id=identity,
     )
     return Incoming(message, system.message_id, transactional)
 
@@ -178,7 +182,7 @@ def to_client(topic: str, row: Mapping[str, Any]) -> Any:
     system = definition.SystemProperties(
         tag=row["tag"] or None,
         keys=json.loads(keys) if keys is not None else [key] if key is not None else [],
-        message_id=client_message_id(row["message_id"]),
+        message_id=properties.get(ID) or client_message_id(row["message_id"]),
         body_digest=definition.Digest(type=definition.MD5, checksum=_md5(body)),
         body_encoding=definition.IDENTITY,
         message_type=definition.FIFO if GROUPED in properties else definition.NORMAL,

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 LEAST_INVISIBLE, MOST_INVISIBLE = 1.0, 12 * 3600.0
 """Bounds (s) of an invisible duration."""
 DEFAULT_WAIT = 20.0
+RESERVE_SECONDS = 0.5
+"""Time (s) before a client's deadline at which a receive without messages ends."""
 MAX_ENTRIES = 1000
 """Messages, or receipt handles, of one request."""
 _OUTCOMES = {definition.COMMIT: Outcome.COMMIT, definition.ROLLBACK: Outcome.ROLLBACK}
@@ -200,7 +202,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         received: Sequence[Any] = ()
         try:
             async with self._caller(context) as (gateway, client):
-                received = await self._receive(gateway, client, request)
+                received = await self._receive(gateway, client, request, context.time_remaining())
                 status = OK if received else _status(Status.MESSAGE_NOT_FOUND, "no message came in time")
         except (EscrowError, Refusal) as problem:
             status = status_of(problem)
@@ -211,7 +213,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         now.delivery_timestamp.FromDatetime(datetime.now(UTC))
         yield now
 
-    async def _receive(self, gateway: Gateway, client: str, request: Any) -> list[Any]:
+    async def _receive(self, gateway: Gateway, client: str, request: Any, remaining: float | None) -> list[Any]:
         group = name_of(request.group, Status.ILLEGAL_CONSUMER_GROUP)
         topic = name_of(request.message_queue.topic, Status.ILLEGAL_TOPIC)
         lease = RENEWED_SECONDS if request.auto_renew else _invisible(request.invisible_duration)
@@ -219,6 +221,8 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         wait = duration_seconds(request.long_polling_timeout) if given else DEFAULT_WAIT
         if not 0 <= wait < 3600:
             raise Refusal(Status.ILLEGAL_POLLING_TIME, f"{wait} s")
+        if remaining is not None:  # some clients give no polling time, only a deadline
+            wait = max(min(wait, remaining - RESERVE_SECONDS), 0.0)
         if request.batch_size < 1:
             raise Refusal(Status.BAD_REQUEST, f"a batch of {request.batch_size}")
         name = consumer_group(group, topic)
