@@ -125,7 +125,7 @@ class NaiveGroup:
             message = messages[o]
             if final or message.attempt >= MAX_ATTEMPTS:
                 message.state, message.owner = "dead", None
-                message.cause = f"{cause}, attempt {message.attempt} of {MAX_ATTEMPTS}"
+                message.cause = cause if final else f"{cause}, attempt {message.attempt} of {MAX_ATTEMPTS}"
                 message.in_doubt = False
             else:
                 wait = min(BACKOFF * 2 ** (message.attempt - 1), BACKOFF_MAX) if delay is None else delay
