@@ -20,9 +20,9 @@ from escrowmq.platform.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 WAIT_SECONDS = 1.0
-"""How long a receive waits at the broker: closing waits for it."""
+"""Time (s) that a receive waits at the broker: closing waits for it."""
 BAD = (ValueError, TypeError, KeyError)
-"""What :func:`_payload` raises."""
+"""Errors that :func:`_payload` raises."""
 Payload = dict[str, Any]
 """A message as kombu's virtual transports handle it."""
 

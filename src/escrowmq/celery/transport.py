@@ -31,7 +31,7 @@ _CONNECTING = ("tls", "certificate", "token", "token_file")
 _SCHEMES = ("escrow", "escrows")
 
 store: ContextVar[Callable[[Message], object] | None] = ContextVar("store", default=None)
-"""What stores a message in place of sending it: set within :func:`escrowmq.celery.atomic`."""
+"""Stores a message in place of sending it: set within :func:`escrowmq.celery.atomic`."""
 
 
 class Transport(virtual.Transport):
@@ -120,7 +120,7 @@ class Transport(virtual.Transport):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether messages go to the outbox."""
+        """Return whether messages go to the outbox."""
         return store.get() is not None
 
     @cached_property

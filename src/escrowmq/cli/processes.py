@@ -38,8 +38,12 @@ class _Process:
     def start(self) -> None:
         self.health.unlink(missing_ok=True)
         self._was_healthy = False
-        own = {"stdin": subprocess.PIPE, "start_new_session": True}  # Ctrl-C reaches the parent alone
-        self._running: subprocess.Popen[bytes] | None = subprocess.Popen(self._command, env=self._environment, **own)  # type: ignore[call-overload]
+        self._running: subprocess.Popen[bytes] | None = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the parent alone
+        )
 
     def check(self) -> int | None:
         """Start a process again that has ended. Returns its exit code if that cannot help."""

@@ -35,7 +35,7 @@ Health = Callable[[], Mapping[str, str]]
 
 @dataclass
 class _Working:
-    """How the handlers run."""
+    """Options of the processes that run the handlers."""
 
     processes: int = Option(1, min=1, max=256, help="Processes; one that ends starts again.")
     reload: bool = Option(False, "--reload", help="Start again when a Python file below the current folder changes.")

@@ -1,4 +1,4 @@
-"""How a body becomes the value that a handler's first parameter is annotated with."""
+"""Decodes a body into the type with which the first parameter of a handler is annotated."""
 
 from __future__ import annotations
 

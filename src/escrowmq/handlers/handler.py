@@ -36,7 +36,7 @@ MAX_CONCURRENCY = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a handler is subscribed to, and how it runs; see :meth:`App.handler`."""
+    """The subscription of a handler, and its options; see :meth:`App.handler`."""
 
     topics: tuple[str, ...]
     group: str
@@ -71,7 +71,7 @@ class Handler:
         (first, *others), hints = self._parameters(names)
         self._first = hints[first.name]
         self._decode: Decode | None = None
-        if not self._is_given(self._first):
+        if not self._is_received(self._first):
             self._decode = decoder_of(self._first, self.name)
         wanted = {each.name: hints.get(each.name, Any) for each in others}
         if choices.once is not None:
@@ -120,7 +120,7 @@ class Handler:
             raise Misuse(Code.BAD_ARGUMENT, f"{self.name}: its first parameter has no annotation", hint)
         return found, hints
 
-    def _is_given(self, kind: Any) -> bool:
+    def _is_received(self, kind: Any) -> bool:
         """Return whether the first parameter gets what was received, undecoded; with ``batch`` it must."""
         if kind is pa.RecordBatch or kind in _BATCHES:
             if not self.choices.batch:
@@ -181,7 +181,7 @@ class Handler:
 
     def _body(self, received: Any) -> Any:
         if self._decode is None:
-            return self._given(self._first, received)
+            return self._choose_received(self._first, received)
         try:
             return self._decode(received.body)
         except Exception as problem:
@@ -191,10 +191,10 @@ class Handler:
     async def _provide(self, kind: Any, received: Any, session: Any, stack: AsyncExitStack) -> Any:
         if kind in self._dependencies:
             return await self._dependencies.provide(kind, stack, self.awaits)
-        return session if self.once is not None and kind is self.once.kind else self._given(kind, received)
+        return session if self.once is not None and kind is self.once.kind else self._choose_received(kind, received)
 
     @staticmethod
-    def _given(kind: Any, received: Any) -> Any:
+    def _choose_received(kind: Any, received: Any) -> Any:
         if kind is pa.RecordBatch:
             return received.arrow
         if kind is not Message:

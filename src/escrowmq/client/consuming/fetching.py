@@ -76,7 +76,7 @@ class Fetcher:
         self._taken = [math.inf] * len(links)  # the ``until`` of the last batch that was taken
         self._buffered = [0] * len(links)
         self.answered = time.monotonic()
-        """When a broker last answered a receive, or the fetcher was made (monotonic seconds)."""
+        """Time (monotonic seconds) of the last answer to a receive, or at which the fetcher was made."""
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
         self._requesting = [False] * len(links)
         self._paused = [False] * len(links)

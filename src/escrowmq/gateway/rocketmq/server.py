@@ -40,7 +40,7 @@ Announce = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocketmqOptions:
-    """How the gateway is served. ``listen`` and ``second`` are HOST:PORT; ``advertise`` the host that routes name
+    """Options of the gateway. ``listen`` and ``second`` are HOST:PORT; ``advertise`` the host that routes name
     (None: the one by which a client reaches this server); ``fifo`` names groups, or prefixes that end in ``*``, whose
     messages come in order; ``keys`` is the file of access keys; ``certificate`` and ``key`` are PEM files."""
 

@@ -257,7 +257,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             outcomes = await gateway.settler.settle(group, handles, Act.ACK, 0, None)
             entries = [
                 service.AckMessageResultEntry(
-                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_settled(outcome)
+                    message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_receipt_status(outcome)
                 )
                 for entry, outcome in zip(request.entries, outcomes, strict=True)
             ]
@@ -290,7 +290,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
     async def _settle(self, gateway: Gateway, request: Any, act: Act, delay: int, cause: str | None) -> Any:
         """Settle the message of a request. Returns the status."""
         [outcome] = await gateway.settler.settle(self._group_of(request), [request.receipt_handle], act, delay, cause)
-        return _settled(outcome)
+        return _receipt_status(outcome)
 
     @staticmethod
     def _group_of(request: Any) -> str:
@@ -342,7 +342,7 @@ def _to_entry(client_id: str, result: Receipt | EscrowError) -> Any:
     )
 
 
-def _settled(outcome: Code | EscrowError) -> Any:
+def _receipt_status(outcome: Code | EscrowError) -> Any:
     if isinstance(outcome, EscrowError) and outcome.code in (Code.BAD_ARGUMENT, Code.WRONG_SHARD):
         return _status(Status.INVALID_RECEIPT_HANDLE, str(outcome)[:1000])
     return status_of(outcome) if isinstance(outcome, EscrowError) else OK

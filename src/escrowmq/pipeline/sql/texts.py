@@ -191,7 +191,8 @@ def digest(dialect: str, id: str, texts: Sequence[str]) -> str:
 
 def sum_halves(dialect: str, hashed: str) -> tuple[str, str]:
     """Return the SQL of the sums of the lower and the upper half of the first 64 bits of MD5s."""
-    return tuple(f"coalesce(sum({_to_number(dialect, hashed, start, 8)}), 0)" for start in (9, 1))  # type: ignore[return-value]
+    lower, upper = (f"coalesce(sum({_to_number(dialect, hashed, start, 8)}), 0)" for start in (9, 1))
+    return lower, upper
 
 
 def _to_number(dialect: str, hashed: str, start: int, digits: int) -> str:
