@@ -6,6 +6,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -330,6 +331,17 @@ def test_a_call_without_a_client_id(gateway: GatewayProcess, connect: Connect, t
     nameless.metadata = ()
     assert code_of(nameless.send(nameless.message(topic))) == "CLIENT_ID_REQUIRED"
     assert Status.Name(next(nameless.telemetry(topic)).status.code) == "CLIENT_ID_REQUIRED"
+
+
+def test_the_topics_of_transactions_are_bounded(start: Start, connect: Connect, tmp_path: Path, topic: str) -> None:
+    config = tmp_path / "few.toml"
+    config.write_text("[gateway]\nmax_groups = 2\n")
+    raw = connect(start("--config", str(config)).ready["rocketmq"])
+    for number in range(2):
+        prepare(raw, f"{topic}-{number}")
+    assert raw.end(f"{topic}-more", "00000001-1-1", definition.COMMIT) == Status.TOO_MANY_REQUESTS
+    assert code_of(raw.send(raw.message(f"{topic}-more", message_type=TX))) == "TOO_MANY_REQUESTS"
+    assert prepare(raw, f"{topic}-0")
 
 
 def test_calls_that_are_not_supported_say_so(raw: RawClient) -> None:

@@ -65,10 +65,6 @@ class Clients:
         self._producers: WeakKeyDictionary[Gateway, dict[str, AsyncProducer]] = WeakKeyDictionary()
         self._pending: dict[str, asyncio.Future[Outcome]] = {}
 
-    def has_stream(self, client: str) -> bool:
-        """Return whether a client has a telemetry stream."""
-        return any(stream.client == client for streams in self._streams.values() for stream in streams)
-
     def enter(self, gateway: Gateway, client: str) -> Stream:
         """Add a client's stream; :meth:`leave` must follow."""
         stream = Stream(client, gateway)
@@ -135,6 +131,8 @@ class Clients:
         producers = self._producers.setdefault(gateway, {})
         producer = producers.get(topic)
         if producer is None:
+            if len(producers) >= gateway.settings.max_groups:
+                raise Refusal(Status.TOO_MANY_REQUESTS, f"transactions of {len(producers)} topics; more need a gateway")
 
             async def decide(check: Check) -> Outcome:
                 return await self.decide(gateway, check)

@@ -43,7 +43,7 @@ class Renewing:
 
     def add(self, client: str, gateway: Gateway, group: str, handles: Sequence[str]) -> None:
         """Renew the leases of messages that a client received."""
-        self.on_heartbeat(client)
+        self._seen[client] = time.monotonic()
         self._handles.setdefault(client, {}).update(dict.fromkeys(handles, _Renewed(gateway, group, time.monotonic())))
 
     def stop(self, client: str, handles: Sequence[str]) -> None:
@@ -58,8 +58,9 @@ class Renewing:
         self._seen.pop(client, None)
 
     def on_heartbeat(self, client: str) -> None:
-        """Note that a client is there."""
-        self._seen[client] = time.monotonic()
+        """Note that a client is there, if leases of it are renewed."""
+        if client in self._seen:
+            self._seen[client] = time.monotonic()
 
     async def run(self) -> None:
         """Renew every INTERVAL_SECONDS, until cancelled."""

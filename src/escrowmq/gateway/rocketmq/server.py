@@ -118,6 +118,8 @@ async def serve_until(
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({renewing, waiting}, return_when=asyncio.FIRST_COMPLETED)
         logger.info("stopping")
+        if renewing.done():
+            renewing.result()  # it ends by an error only: leases are not renewed any more
         for task in (renewing, waiting):
             task.cancel()
         service.clients.close()

@@ -79,7 +79,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         """Answer with this gateway as the one broker of a topic."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            queue = self._queue(request.topic, request.endpoints, self.clients.has_stream(client))
+            queue = self._queue(request.topic, request.endpoints)
             return service.QueryRouteResponse(status=OK, message_queues=[queue])
 
         return await self._answer(context, service.QueryRouteResponse, answer)
@@ -88,12 +88,12 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         """Assign the one queue of a topic to every consumer: the broker distributes the messages."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            queue = self._queue(request.topic, request.endpoints, self.clients.has_stream(client))
+            queue = self._queue(request.topic, request.endpoints)
             return service.QueryAssignmentResponse(status=OK, assignments=[definition.Assignment(message_queue=queue)])
 
         return await self._answer(context, service.QueryAssignmentResponse, answer)
 
-    def _queue(self, topic: Any, endpoints: Any, has_stream: bool) -> Any:
+    def _queue(self, topic: Any, endpoints: Any) -> Any:
         name = name_of(topic, Status.ILLEGAL_TOPIC)
         return definition.MessageQueue(
             topic=definition.Resource(name=name),
@@ -130,19 +130,21 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             if not 1 <= len(request.messages) <= MAX_ENTRIES:
                 raise Refusal(Status.BAD_REQUEST, f"{len(request.messages)} messages; 1 to {MAX_ENTRIES} at a time")
             incoming = [mapping.to_message(one, client) for one in request.messages]
-            results = await outcomes_of([self._send(gateway, client, one) for one in incoming])
+            for one in incoming:
+                if one.transactional:  # what is refused is refused before anything is sent
+                    self.clients.transactional(gateway, one.message.topic)
+                    self.clients.declare_sender(gateway, client, one.message.topic)
+            results = await outcomes_of([self._send(gateway, one) for one in incoming])
             entries = [_to_entry(one.client_id, result) for one, result in zip(incoming, results, strict=True)]
             return service.SendMessageResponse(status=_overall(entries), entries=entries)
 
         return await self._answer(context, service.SendMessageResponse, answer)
 
-    async def _send(self, gateway: Gateway, client: str, incoming: mapping.Incoming) -> Receipt:
+    async def _send(self, gateway: Gateway, incoming: mapping.Incoming) -> Receipt:
         message = incoming.message
         if not incoming.transactional:
             return await self.clients.plain(gateway).send(message)
-        producer = self.clients.transactional(gateway, message.topic)
-        self.clients.declare_sender(gateway, client, message.topic)
-        return await producer.prepare(message)
+        return await self.clients.transactional(gateway, message.topic).prepare(message)
 
     async def EndTransaction(self, request: Any, context: Any) -> Any:
         """Commit or roll back by id; answered when that is durable. Repeats are harmless, and any client may end."""
