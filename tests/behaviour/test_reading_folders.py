@@ -16,6 +16,7 @@ import pytest
 import escrowmq as mq
 from escrowmq import connecting
 from escrowmq.platform import disk
+from escrowmq_lab.servers.process import pause
 
 Make = Callable[..., Any]
 
@@ -77,7 +78,7 @@ def test_a_broker_that_does_not_answer_is_named(make_broker: Make, monkeypatch: 
         for number in range(3):
             bus.producer("p").send("t", b"", key=f"k{number}")
     monkeypatch.setattr(connecting, "ASK_SECONDS", 0.3)
-    broker.process.send_signal(signal.SIGSTOP)
+    pause(broker.process.pid)
     try:
         with reading(broker.folder) as folder:
             status, reason = health(folder)

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import escrowmq as mq
+from escrowmq_lab.servers.process import pause
 from forked import Forked
 
 
@@ -203,7 +204,7 @@ def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_th
     with broker.connect() as bus:
         producer = bus.producer(g, qos=2, timeout=0.5)
         producer.send(t, b"1")
-        broker.process.send_signal(signal.SIGSTOP)
+        pause(broker.process.pid)
         try:
             with pytest.raises(mq.Unknown, match="TIMED_OUT") as raised:
                 producer.send(t, b"2")

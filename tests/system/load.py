@@ -24,7 +24,7 @@ import forked
 from escrowmq.errors import EscrowError
 from escrowmq.model import TransactionState
 from escrowmq_lab.history import Act, History, Kind, payload, unpack
-from escrowmq_lab.servers.process import free_port
+from escrowmq_lab.servers.process import free_port, pause
 from forked import Forked
 
 PATIENCE = 60.0
@@ -76,6 +76,11 @@ class Broker:
         """Send it a signal."""
         assert self.process is not None
         self.process.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop all its threads (SIGSTOP)."""
+        assert self.process is not None
+        pause(self.process.pid)
 
     def kill(self) -> None:
         """``kill -9``, and wait until it is gone."""

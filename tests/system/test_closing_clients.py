@@ -135,6 +135,6 @@ def test_closing_does_not_wait_for_a_broker_that_stands_still(tmp_path):
         with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            served.send_signal(signal.SIGSTOP)
+            served.pause()
             process.communicate("\n", timeout=PATIENCE)
     assert process.returncode == 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT
 from typing import Any
 
 import pyarrow as pa
@@ -53,7 +53,7 @@ class Pair:
         if state == "killed":
             self.b.kill()
         elif state == "silent":
-            self.b.send_signal(SIGSTOP)
+            self.b.pause()
         self.state = state
 
     def close(self) -> None:

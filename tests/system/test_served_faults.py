@@ -39,7 +39,7 @@ def test_a_paused_broker_is_unknown_and_later_consistent(tmp_path: Path) -> None
         producer = bus.producer("shop", timeout=1.5, checker=lambda check: mq.UNKNOWN)
         first = producer.prepare("orders", b"1").transaction_id
         second = producer.prepare("orders", b"2").transaction_id
-        broker.send_signal(signal.SIGSTOP)
+        broker.pause()
         with pytest.raises(mq.Unknown) as doubt:
             producer.commit(first)
         assert doubt.value.code is Code.TIMED_OUT

@@ -141,17 +141,23 @@ class Server:
             self._killed = True
 
     def pause(self) -> None:
-        """Stop all its threads: connections stay open without an answer (SIGSTOP). Returns once they stand still."""
-        os.kill(self.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 10
-        while any(_is_running(task) for task in Path(f"/proc/{self.pid}/task").glob("*/stat")):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"process {self.pid} does not stop")
-            time.sleep(0.001)
+        """Stop all its threads; see :func:`pause`."""
+        pause(self.pid)
 
     def resume(self) -> None:
         """Let it go on after :meth:`pause`."""
         os.kill(self.pid, signal.SIGCONT)
+
+
+def pause(pid: int) -> None:
+    """Stop all threads of a process: connections stay open without an answer (SIGSTOP). Returns once they stand
+    still: until then one of them may still answer. Raises TimeoutError after ten seconds."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while any(_is_running(task) for task in Path(f"/proc/{pid}/task").glob("*/stat")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} does not stop")
+        time.sleep(0.001)
 
 
 def _is_running(stat: Path) -> bool:
