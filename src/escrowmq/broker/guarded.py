@@ -54,17 +54,29 @@ class GuardedCalls:
     # What the matrix asks
 
     def group_of_session(self, session: int) -> str | None:
-        """Return the producer group of a session; None if there is no such session. Raises NOT_LEADER on a standby."""
+        """Return the producer group of a session; None if there is no such session, or the caller may not produce for
+        its group: numbers can be guessed. Raises NOT_LEADER on a standby."""
+        group = self._group_of(session)
+        return group if group is not None and self._may(Need(Access.PRODUCE, group)) else None
+
+    def groups_of_transactions(self, ids: Sequence[str]) -> set[str | None]:
+        """Return the producer groups of transactions; None stands for those that are unknown, or of a group that the
+        caller has no right for. An id contains its session; with a wrong one the broker finds no transaction."""
+        found = {self._group_of(transaction_id(text).epoch) for text in ids}
+        return {group if group is not None and self._may_know(group) else None for group in found}
+
+    def _group_of(self, session: int) -> str | None:
         engine = self._calls.engine
         if engine is None:
             raise error(Code.NOT_LEADER)
         name: str | None = engine.shard.ledger.sessions.group_name(session)
         return name
 
-    def groups_of_transactions(self, ids: Sequence[str]) -> set[str | None]:
-        """Return the producer groups of transactions. An id contains its session; with a wrong one the broker finds no
-        transaction."""
-        return {self.group_of_session(transaction_id(text).epoch) for text in ids}
+    def _may_know(self, group: str) -> bool:
+        return any(map(self._may, (VIEW, Need(Access.PRODUCE, group), Need(Access.ACT, group))))
+
+    def _may(self, need: Need) -> bool:
+        return self._caller.principal.rule_for(need) is not None
 
     # Calls with rows
 
@@ -96,7 +108,7 @@ class GuardedCalls:
             if self._caller.principal.limits.is_set:
                 size = sound_bytes or (sum(map(row_size, parcel.rows)) if producing else 0)
                 self._guard.spend(self._caller, len(parcel.rows), size)
-            topics = {row[0] for row in parcel.rows} if producing else ()
+            topics = dict.fromkeys(row[0] for row in parcel.rows) if producing else ()
             self._check(parcel.kind, topics, parcel.options)
         except Exception as problem:
             done(broker_failed("checking rights", problem))
@@ -113,8 +125,8 @@ class GuardedCalls:
         session = options.get("session", 0)
         if type(session) is not int:
             raise error(Code.BAD_REQUEST, "'session' is no number")
-        needs = [*(Need(Access.SEND, topic) for topic in topics), *needs_of_session(session, self)]
-        self._guard.check(self._caller, needs)
+        self._guard.check(self._caller, (Need(Access.SEND, topic) for topic in topics))
+        self._guard.check(self._caller, needs_of_session(session, self))
         most = self._caller.principal.limits.open_transactions
         if kind is Exchange.PREPARE and most is not None:
             self._limit_open(session, most)
@@ -139,7 +151,7 @@ class GuardedCalls:
         if name in _OWN:
             self._guard.check(self._caller, ACTIONS[name](sound, self))
             return _OWN[name](self, sound)
-        sees_all = name in VIEW_IS_ENOUGH and self._caller.principal.rule_for(VIEW) is not None
+        sees_all = name in VIEW_IS_ENOUGH and self._may(VIEW)
         if not sees_all:
             self._guard.check(self._caller, ACTIONS[name](sound, self) if name in ACTIONS else [VIEW])
         if "by" in action.request.__annotations__:
@@ -154,8 +166,7 @@ class GuardedCalls:
         return {**request, "by": self._caller.principal.name}
 
     def _may_see(self, topic: str) -> bool:
-        may = self._caller.principal.rule_for
-        return may(Need(Access.READ, topic)) is not None or may(Need(Access.SEND, topic)) is not None
+        return self._may(Need(Access.READ, topic)) or self._may(Need(Access.SEND, topic))
 
     def read(self, request: Mapping[str, object]) -> BatchStream:
         """See :meth:`escrowmq.broker.calls.Calls.read`."""

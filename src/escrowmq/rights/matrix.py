@@ -35,10 +35,11 @@ class Lookups(Protocol):
     """What is known of the things that requests name by number or id."""
 
     def group_of_session(self, session: int) -> str | None:
-        """Return the producer group of a session; None if there is no such session."""
+        """Return the producer group of a session; None if the caller may not use or there is no such session."""
 
     def groups_of_transactions(self, ids: Sequence[str]) -> set[str | None]:
-        """Return the producer groups of transactions as printed; None stands for those that are unknown."""
+        """Return the producer groups of transactions as printed; None stands for those that the caller must not tell
+        from unknown ones."""
 
 
 Needs = Callable[[Mapping[str, Any], Lookups], Iterable[Need]]
@@ -58,7 +59,8 @@ def needs_of_read(request: Mapping[str, Any]) -> Need:
 def needs_of_session(session: int, lookups: Lookups) -> list[Need]:
     """Return the right that using a producer session needs; 0, no session, needs none.
 
-    Raises Rejected(UNKNOWN_SESSION): numbers can be guessed, and the session may open before the call is carried out.
+    Raises Rejected(UNKNOWN_SESSION), the same for a session of another group as for one that does not exist or opens
+    before the call is carried out: numbers can be guessed.
     """
     if not session:
         return []

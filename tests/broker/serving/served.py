@@ -41,8 +41,8 @@ class Served:
             self.calls.beside["hello"] = lambda: {"rights": self.guard.rights.digest}
         self.server.start()
 
-    def client(self, *, greet=True, small=False, token=None):
-        return Client(self.port, greet=greet, small=small, token=token)
+    def client(self, *, greet=True, small=False, token=None, tls=None):
+        return Client(self.port, greet=greet, small=small, token=token, tls=tls)
 
     def session(self, group="shop", instance="one", transactional=True):
         request = {"group": group, "instance": instance, "transactional": transactional}
@@ -70,12 +70,14 @@ class Served:
 class Client:
     """One connection. ``answer`` waits for the answer to a number."""
 
-    def __init__(self, port, *, greet=True, family=socket.AF_INET, address=None, small=False, token=None):
+    def __init__(self, port, *, greet=True, family=socket.AF_INET, address=None, small=False, token=None, tls=None):
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         if small:  # little fits into the system's buffers
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.socket.settimeout(PATIENT)
         self.socket.connect(address or ("127.0.0.1", port))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.assembler = Assembler(1 << 30)
         self.gatherer = Gatherer(1 << 30)
         self.frames = []
