@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from escrowmq.errors import Code, Rejected
+from escrowmq.errors import Code, Rejected, error
 from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.problems import SOME_REFUSED
@@ -44,10 +44,14 @@ def check_count(request: Request, items: Sequence[Any]) -> None:
 
 
 def count_refused(response: Response, results: Sequence[Any]) -> int:
-    """Count the results that are problems; set the response's status to 207 if there are any."""
-    refused = sum(result.problem is not None for result in results)
-    response.status_code = SOME_REFUSED if refused else 200
-    return refused
+    """Count the results that are problems; set the response's status to 207 if there are any. Raises
+    Denied(UNAUTHENTICATED) if all of them are that: the token is wrong, not the items."""
+    problems = [result.problem.name for result in results if result.problem is not None]
+    if len(problems) == len(results) and set(problems) == {Code.UNAUTHENTICATED.name}:
+        raise error(Code.UNAUTHENTICATED)
+    if problems:
+        response.status_code = SOME_REFUSED
+    return len(problems)
 
 
 @asynccontextmanager
