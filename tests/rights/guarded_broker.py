@@ -36,10 +36,11 @@ class RightsFile:
 
 
 @contextmanager
-def guarded(folder, rights, **settings):
-    """A served broker that follows a rights file."""
+def guarded(folder, rights, follows=True, **settings):
+    """A served broker with a rights file. ``follows``: whether it looks by itself whether the file has changed."""
     guard = Guard(rights.write())
-    guard.start()
+    if follows:
+        guard.start()
     served = Served(folder / "data", guard=guard, **settings)
     try:
         yield served

@@ -4,7 +4,7 @@ Rules:
 
 1. A session begins with a token that all brokers accept, and has a random cookie. The token itself is in no cookie.
 2. Sessions with the same token share a :class:`Console`. It is closed with its last session and page.
-3. The brokers identify the token once a second. A revoked or expired token ends its sessions; brokers that do not
+3. The brokers identify the token twice a second. A revoked or expired token ends its sessions; brokers that do not
    respond end nothing.
 4. Without a session, pages are open if the brokers need no login, and otherwise lead to the login page.
 """
@@ -28,7 +28,7 @@ from escrowmq.errors import Code, EscrowError, Overloaded, error
 
 logger = logging.getLogger(__name__)
 
-CHECKED_SECONDS = 1.0
+CHECKED_SECONDS = 0.5
 """How long the brokers' answer about a token holds."""
 PROBE_SECONDS = 5.0
 """How long the brokers' answer about the need to log in holds."""
@@ -183,7 +183,7 @@ class Sessions:
             self._release(entry)
 
     async def watch(self) -> None:
-        """Check the tokens of all sessions once a second, and end sessions that have expired."""
+        """Check the tokens of all sessions twice a second, and end sessions that have expired."""
         while True:
             await asyncio.sleep(CHECKED_SECONDS)
             for cookie in [cookie for cookie, session in self._sessions.items() if self._is_expired(session)]:

@@ -1,0 +1,121 @@
+"""The matrix over Spark: batch and streaming reads of each kind of source, and batch and streaming writes, without a
+token, with a wrong one, and in each role, for things that exist and for things that do not.
+"""
+
+import pytest
+from guarded_broker import RightsFile, guarded
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource
+from rights_table import CALLERS, lacking, sentence
+
+import escrowmq as mq
+from escrowmq.spark.source import EscrowSource
+from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS
+
+pytestmark = pytest.mark.spark
+GONE = {"t": "gone", "g": "gone", "shop": "gone"}
+DEAD = f"{DEAD_LETTER_PREFIX}g"
+CASES = {
+    "reader": {
+        "t": ["read t"],
+        **{view: ["view"] for view in ("%half", "%op", "%acks", "%group-acts")},
+        DEAD: ["act g"],
+    },
+    "streamReader": {"t": ["read t"], "%half": ["view"]},
+    "writer": {"t": ["produce shop", "send t"]},
+    "streamWriter": {"t": ["produce shop", "send t"]},
+}
+"""By the method of the data source and the source or topic: the rights, in the order of their refusal."""
+
+
+def unlisted():
+    """Ways to read and write that the data source has and the table lacks, and views that nothing reads."""
+    ways = {name for name in vars(EscrowSource) if not name.startswith("_") and hasattr(DataSource, name)}
+    return (ways - {"name", "schema"}) ^ set(CASES) | (set(VIEWS) - set(CASES["reader"]))
+
+
+def test_every_way_is_in_the_table():
+    assert unlisted() == set()
+
+
+def test_a_new_way_without_an_entry_is_found(monkeypatch):
+    monkeypatch.setattr(EscrowSource, "simpleStreamReader", EscrowSource.streamReader, raising=False)
+    monkeypatch.setitem(VIEWS, "%secrets", VIEWS["%half"])
+    assert unlisted() == {"simpleStreamReader", "%secrets"}
+
+
+class World:
+    def __init__(self, spark, folder, url, rights):
+        self.spark, self.folder, self.url = spark, folder, url
+        self.files = {name: folder / f"{name}.token" for name in rights.tokens}
+        for name, file in self.files.items():
+            file.write_text(rights.tokens[name])
+        with mq.connect(url, token=rights.tokens["admin"]) as bus:
+            bus.producer("p").send_batch([mq.Message("t", b"x", key=str(number)) for number in range(3)])
+            consumer = bus.consumer("g", "t", max_attempts=1)
+            for message in consumer.receive(3, wait=30):
+                message.nack()
+            consumer.close()
+        self.rows = spark.range(2).selectExpr("cast(id as string) as body")
+        self.checkpoints = (folder / f"checkpoint-{number}" for number in range(1000))
+
+    def run(self, way, source, caller, absent=False):
+        """What Spark says; None if nothing failed."""
+        options = {"url": self.url, "timeout": "5"}
+        if caller is not None:
+            options["tokenFile"] = str(self.files[caller])
+        if absent:
+            source = source.replace("%dead-letters.g", "%dead-letters.gone") if source != "t" else "gone"
+        try:
+            if way == "reader":
+                self.spark.read.format("escrow").options(**options).load(topic=source).count()
+            elif way == "writer":
+                writer = self.rows.write.format("escrow").mode("append")
+                writer.options(topic=source, group="gone" if absent else "shop", **options).save()
+            else:
+                self.stream(way, source, options, absent)
+        except PySparkException as problem:
+            return str(problem)
+        return None
+
+    def stream(self, way, source, options, absent):
+        if way == "streamReader":
+            sink = (
+                self.spark.readStream.format("escrow").options(**options).load(topic=source).writeStream.format("noop")
+            )
+        else:
+            group = "gone" if absent else "shop"
+            rows = self.spark.readStream.format("rate-micro-batch").options(rowsPerBatch=2, numPartitions=1).load()
+            sink = rows.selectExpr("cast(value as string) as body").writeStream.format("escrow")
+            sink = sink.options(topic=source, group=group, **options)
+        query = sink.option("checkpointLocation", str(next(self.checkpoints))).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+
+@pytest.fixture(scope="module")
+def world(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spark-matrix")
+    rights = RightsFile(folder)
+    for name, rules in CALLERS.items():
+        rights.add(name, *rules)
+    with guarded(folder, rights) as served:
+        world = World(spark, folder, f"escrow://127.0.0.1:{served.port}", rights)
+        world.files["unknown"] = folder / "unknown.token"
+        world.files["unknown"].write_text("emq_wrong")
+        yield world
+
+
+@pytest.mark.invariant("I45")
+@pytest.mark.parametrize(("way", "source"), [(way, source) for way, sources in CASES.items() for source in sources])
+def test_each_caller_gets_the_answer_of_the_table(world, way, source):
+    for caller, held in CALLERS.items():
+        need, found = lacking(held, CASES[way][source]), world.run(way, source, caller)
+        if need is None:
+            assert found is None, caller
+            continue
+        assert sentence(caller, need) in found
+        absent = need if need.name is None else need._replace(name="gone")
+        assert sentence(caller, absent) in world.run(way, source, caller, absent=True)
+    for caller in (None, "unknown"):
+        for absent in (False, True):
+            assert "UNAUTHENTICATED" in world.run(way, source, caller, absent)
