@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ from guarded_broker import RightsFile, guarded
 from served import PATIENT
 
 import escrowmq as mq
+from escrowmq.broker.serving import server as serving
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown
 from escrowmq.ledger.commands import Forget
+from escrowmq.rights import guard as guarding
 from escrowmq.rights.tokens import new_token
 from escrowmq.wire.credential import Credential
 
@@ -176,9 +179,16 @@ def test_tokens_certificates_http_and_metrics_are_one_principal(tmp_path, rights
             needed = {(one["principal"], one["needs"]) for one in bus.admin.denials()[0]["denials"]}
             assert {("shop", "send u"), ("nobody", "produce gateway"), ("shop", "view")} <= needed
             assert bus.admin.hello()[0]["rights"]
+        waiting = []
+        receive = f"{http}/v1/consumers/g/receive"
+        assert broker.http(receive, shop, {"topics": ["t"], "start": "latest", "wait": 0})[0] == 200
+        thread = threading.Thread(target=lambda: waiting.append(broker.http(receive, shop, {"wait": 30})))
+        thread.start()
         rights.remove("shop")
         rights.write()
         until(lambda: broker.http(send, shop, message)[0] == 401)
+        thread.join()
+        assert waiting[0][0] == 401
 
 
 def test_tokens_of_others_do_not_share_a_connection_of_the_gateway(tmp_path, rights):
@@ -341,6 +351,19 @@ def test_many_wrong_greetings_leave_the_others_served(tmp_path, rights):
             thread.join()
         assert served.guard.unauthenticated > 20
         assert served.guard.delay("127.0.0.1") > 0
+
+
+def test_after_many_wrong_greetings_nothing_is_accepted_until_the_next_check(tmp_path, rights, monkeypatch):
+    monkeypatch.setattr(serving, "WRONG_AT_ONCE", 3)
+    monkeypatch.setattr(guarding, "DELAY_SECONDS", 0.0)
+    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known:
+        began = time.monotonic()
+        for number in range(13):
+            with pytest.raises(Denied):
+                served.client(token="emq_guess")
+            assert known.act("health")["status"] == "ok", number
+        assert time.monotonic() - began > 3 * serving.LOOK_SECONDS, "of 13, three in each of five checks"
+        served.client(token=rights.tokens["boss"]).socket.close()
 
 
 SECRET = re.compile(r"emq_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")

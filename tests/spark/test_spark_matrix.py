@@ -57,6 +57,9 @@ class World:
                 message.nack()
             consumer.close()
         self.rows = spark.range(2).selectExpr("cast(id as string) as body")
+        self.lines = folder / "lines"
+        self.lines.mkdir()
+        (self.lines / "some").write_text("one\ntwo\n")
         self.checkpoints = (folder / f"checkpoint-{number}" for number in range(1000))
 
     def run(self, way, source, caller, absent=False):
@@ -85,8 +88,8 @@ class World:
             )
         else:
             group = "gone" if absent else "shop"
-            rows = self.spark.readStream.format("rate-micro-batch").options(rowsPerBatch=2, numPartitions=1).load()
-            sink = rows.selectExpr("cast(value as string) as body").writeStream.format("escrow")
+            rows = self.spark.readStream.text(str(self.lines))
+            sink = rows.selectExpr("value as body").writeStream.format("escrow")
             sink = sink.options(topic=source, group=group, **options)
         query = sink.option("checkpointLocation", str(next(self.checkpoints))).trigger(availableNow=True).start()
         query.awaitTermination()
@@ -108,14 +111,16 @@ def world(spark, tmp_path_factory):
 @pytest.mark.invariant("I45")
 @pytest.mark.parametrize(("way", "source"), [(way, source) for way, sources in CASES.items() for source in sources])
 def test_each_caller_gets_the_answer_of_the_table(world, way, source):
-    for caller, held in CALLERS.items():
-        need, found = lacking(held, CASES[way][source]), world.run(way, source, caller)
+    """Each run takes its time: every role tries one source of a kind, and one of them what is absent."""
+    is_like_another = source in SYSTEM and (way, source) != ("reader", "%half")
+    for caller in ("nobody", "reader") if is_like_another else CALLERS:
+        need, found = lacking(CALLERS[caller], CASES[way][source]), world.run(way, source, caller)
         if need is None:
             assert found is None, caller
-            continue
-        assert sentence(caller, need) in found
-        absent = need if need.name is None else need._replace(name="gone")
-        assert sentence(caller, absent) in world.run(way, source, caller, absent=True)
+        else:
+            assert sentence(caller, need) in found
+    need = lacking([], CASES[way][source])
+    absent = need if need.name is None else need._replace(name="gone")
+    assert sentence("nobody", absent) in world.run(way, source, "nobody", absent=True)
     for caller in (None, "unknown"):
-        for absent in (False, True):
-            assert "UNAUTHENTICATED" in world.run(way, source, caller, absent)
+        assert "UNAUTHENTICATED" in world.run(way, source, caller)

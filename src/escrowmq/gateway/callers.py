@@ -51,13 +51,16 @@ class Callers:
         self._settings = settings
         self.own = Gateway(own, settings, addresses)
         self._callers: dict[bytes, _Caller] = {}  # by the token's hash, the one used last at the end
+        self._is_closed = False
 
     async def enter(self, authorization: str) -> tuple[bytes, Gateway]:
         """Return the gateway for an ``Authorization`` header, and the key for :meth:`leave`, which must follow.
 
-        Raises Denied(UNAUTHENTICATED) for another scheme than Bearer, Overloaded(QUEUE_FULL), or what the broker
-        answers to the token.
+        Raises Denied(UNAUTHENTICATED) for another scheme than Bearer, Overloaded(QUEUE_FULL), Unknown(CLOSED) while the
+        gateway stops, or what the broker answers to the token.
         """
+        if self._is_closed:
+            raise error(Code.CLOSED)
         scheme, _, token = authorization.partition(" ")
         if authorization and (scheme.lower() != "bearer" or not token.strip()):
             raise error(Code.UNAUTHENTICATED, "the Authorization header has no bearer token")
@@ -108,6 +111,7 @@ class Callers:
 
     async def close(self) -> None:
         """Finish work in flight within a short time, then close all connections."""
+        self._is_closed = True
         for gateway in self._gateways():
             await gateway.close()
 

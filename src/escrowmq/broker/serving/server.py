@@ -14,6 +14,8 @@ Rules, checked a few times a second:
    and the thread begins again.
 5. A connection that does not read its answers while memory is short is closed.
 6. After more than a sixteenth of all room was in use, freed memory is returned to the system: glibc would keep it.
+7. After ``WRONG_AT_ONCE`` wrong greetings nothing is accepted until the next check: at least half of the time is for
+   clients that are known.
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ QUIET_SECONDS = 1.0
 """Little memory must be in use this long before freed memory is returned to the system."""
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
+GREETED_AT_ONCE = 64
+"""Connections without a greeting that are read before the requests of others start; the selector reports the rest
+again."""
+WRONG_AT_ONCE = 1000
+"""Wrong greetings per ``LOOK_SECONDS``; each takes about 100 µs."""
 READ_AT_ONCE = 64
 """Connections that are read before their requests start: limits the bytes that are read but not counted."""
 OVER_BOUND = 8
@@ -108,6 +115,7 @@ class Server:
         self._listen_again: float | None = None  # while nothing is accepted
         self._return_at = 0.0  # when freed memory is returned (monotonic seconds); 0: there is little
         self._last_warning = 0.0
+        self._wrong_then = 0  # wrong greetings before the last check
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._past = [0, 0, 0]  # requests, bytes in and out, of closed connections
         self._counting = threading.Lock()  # so that each connection is counted once, open or closed
@@ -225,9 +233,13 @@ class Server:
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         """Read what arrived, accept connections, and update those that other threads reported."""
         came: list[tuple[Connection, list[Frame]]] = []
+        unknown = 0
         for key, mask in ready:
             if isinstance(key.fileobj, Connection):
-                self._ready(key.fileobj, mask, came)
+                asked = self._clients.get(key.fileobj)
+                unknown += asked is not None and not asked.welcomed
+                if asked is None or asked.welcomed or unknown <= GREETED_AT_ONCE:
+                    self._ready(key.fileobj, mask, came)
             elif key.fileobj is self._woken:
                 self._awake = False
                 self._woken.recv(4096)
@@ -251,6 +263,9 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             if self._listen_again is not None or self._ending is not None:
+                return
+            if self._guard is not None and self._guard.unauthenticated - self._wrong_then >= WRONG_AT_ONCE:
+                self._pause(0.0)
                 return
             try:
                 accepted, address = listener.accept()
@@ -429,6 +444,8 @@ class Server:
             for connection in list(self._clients):
                 self._close(connection)
             return
+        if self._guard is not None:
+            self._wrong_then = self._guard.unauthenticated
         if self._listen_again is not None and now >= self._listen_again and self._ending is None:
             self._listen()
         self.room.relieve()

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from escrowmq.errors import Code, Rejected, error
+from escrowmq.errors import Code, EscrowError, Rejected, error
 from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.problems import SOME_REFUSED
@@ -24,7 +24,8 @@ def gateway_of(request: Request) -> Gateway:
 async def choose_gateway(request: Request) -> AsyncIterator[None]:
     """Provide the gateway of the request's token while the request lasts."""
     callers: Callers = request.app.state.callers
-    key, gateway = await callers.enter(request.headers.get("authorization", ""))
+    authorization = request.headers.get("authorization", "")
+    key, gateway = await callers.enter(authorization)
     request.state.gateway = gateway
     problem: BaseException | None = None
     try:
@@ -34,6 +35,8 @@ async def choose_gateway(request: Request) -> AsyncIterator[None]:
         raise
     finally:
         await callers.leave(key, gateway, problem)
+        if isinstance(problem, EscrowError) and problem.code is Code.CLOSED:  # by the broker: is the token the reason?
+            await callers.leave(*await callers.enter(authorization), None)
 
 
 def check_count(request: Request, items: Sequence[Any]) -> None:
