@@ -15,12 +15,9 @@ from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS
 pytestmark = pytest.mark.spark
 GONE = {"t": "gone", "g": "gone", "shop": "gone"}
 DEAD = f"{DEAD_LETTER_PREFIX}g"
+SYSTEM = {view: ["view"] for view in ("%half", "%op", "%acks", "%group-acts")}
 CASES = {
-    "reader": {
-        "t": ["read t"],
-        **{view: ["view"] for view in ("%half", "%op", "%acks", "%group-acts")},
-        DEAD: ["act g"],
-    },
+    "reader": {"t": ["read t"], DEAD: ["act g"], **SYSTEM},
     "streamReader": {"t": ["read t"], "%half": ["view"]},
     "writer": {"t": ["produce shop", "send t"]},
     "streamWriter": {"t": ["produce shop", "send t"]},

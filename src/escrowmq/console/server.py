@@ -59,7 +59,7 @@ def serve(
 
     with listening, ExitStack() as opened:
         make = _opening(connect, url, settings, databases, plans, opened)
-        sessions = Sessions(make, settings, needs_login=needs_login, presumed=not is_local)
+        sessions = Sessions(make, settings, needs_login=needs_login)
         opened.callback(sessions.close)
         asyncio.run(main(_Run(sessions, settings, listening, host, tls)))
 

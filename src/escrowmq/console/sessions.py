@@ -6,7 +6,8 @@ Rules:
 2. Sessions with the same token share a :class:`Console`. It is closed with its last session and page.
 3. The brokers identify the token twice a second. A revoked or expired token ends its sessions; brokers that do not
    respond end nothing.
-4. Without a session, pages are open if the brokers need no login, and otherwise lead to the login page.
+4. Without a session, pages are open if the brokers need no login, and otherwise lead to the login page. Until a broker
+   has responded, nothing is shown.
 """
 
 from __future__ import annotations
@@ -67,16 +68,14 @@ class _Session:
 class Sessions:
     """The sessions of one console server, used on its event loop alone.
 
-    ``needs_login``: whether the brokers need a login; None: they are asked, and ``presumed`` holds until they answer.
+    ``needs_login``: whether the brokers need a login; None: they are asked.
     """
 
-    def __init__(
-        self, make: Make, settings: ConsoleSettings, *, needs_login: bool | None, presumed: bool = False
-    ) -> None:
+    def __init__(self, make: Make, settings: ConsoleSettings, *, needs_login: bool | None) -> None:
         self._make = make
         self._settings = settings
         self._asks_brokers = needs_login is None
-        self._needs_login = presumed if needs_login is None else needs_login
+        self._needs_login = needs_login
         self._open = None if needs_login else _Entry(b"", make(""), uses=1)
         self._sessions: dict[str, _Session] = {}  # by cookie, the one used last at the end
         self._entries: dict[bytes, _Entry] = {}  # by the token's hash
@@ -88,7 +87,7 @@ class Sessions:
     def start(self) -> None:
         """Begin to sample for pages without a session."""
         if self._open is not None:
-            self._open.console.sampler.is_active = not self._needs_login
+            self._open.console.sampler.is_active = self._needs_login is False
             self._open.console.start()
 
     def close(self) -> None:
@@ -142,6 +141,9 @@ class Sessions:
     async def _open_entry(self) -> _Entry:
         if self._open is not None and self._asks_brokers:
             await self._check(self._open)
+        if self._needs_login is None:
+            text = "no broker has responded yet, so it is not known whether a login is needed"
+            raise Overloaded(Code.BROKER_AWAY, text, "start the broker, then load this page again")
         if self._needs_login or self._open is None:
             raise LoginNeeded
         return self._open
@@ -159,7 +161,7 @@ class Sessions:
 
     async def _check(self, entry: _Entry) -> None:
         """Have the brokers identify the caller, unless they did so a moment ago."""
-        holds = PROBE_SECONDS if entry is self._open else CHECKED_SECONDS
+        holds = PROBE_SECONDS if entry is self._open and self._needs_login is not None else CHECKED_SECONDS
         if entry.check is None and time.monotonic() - entry.checked < holds:
             return
         if entry.check is None:
@@ -194,7 +196,7 @@ class Sessions:
     # Begin and end
 
     async def needs_login(self) -> bool:
-        """Return whether pages need a session."""
+        """Return whether pages need a session. Raises Overloaded(BROKER_AWAY) while it is not known."""
         try:
             await self._open_entry()
         except LoginNeeded:
