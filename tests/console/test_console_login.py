@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
@@ -42,7 +42,7 @@ from escrowmq.cli.main import app
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.console.core import Console
-from escrowmq.console.sessions import Sessions
+from escrowmq.console.sessions import MOST_LOGINS, Sessions
 from escrowmq.errors import Code, Denied, Overloaded
 from escrowmq.plans import Plans
 
@@ -537,6 +537,33 @@ def test_sessions_are_bounded_and_those_of_a_token_share_a_console(world: World)
         visitors[3].get("/topics")
         for visitor in visitors:
             visitor.http.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_login_whose_request_is_cancelled_keeps_no_connection(fails: bool) -> None:
+    gate, closed = threading.Event(), threading.Event()
+
+    class Opened:
+        def identify(self) -> None:
+            gate.wait(30)
+            if fails:
+                raise Denied(Code.UNAUTHENTICATED)
+
+        def close(self) -> None:
+            closed.set()
+
+    sessions = Sessions(lambda _: cast(Console, Opened()), SETTINGS, needs_login=True)
+    for _ in range(MOST_LOGINS + 1):  # none of them takes the place of another for good
+        gate.clear()
+        closed.clear()
+        login = asyncio.ensure_future(sessions.begin("emq_x", None, "cookie"))
+        await asyncio.sleep(0)
+        login.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await login
+        gate.set()
+        assert await asyncio.to_thread(closed.wait, 30)
+    sessions.close()
 
 
 # Whether a login is needed

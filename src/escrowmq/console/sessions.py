@@ -222,14 +222,14 @@ class Sessions:
         """Return the entry of a token that the brokers accept now."""
         if self._logging_in >= MOST_LOGINS:
             raise Overloaded(Code.QUEUE_FULL, "too many logins at once", "try again")
-        self._logging_in += 1
         began = time.monotonic()
+        self._logging_in += 1
         opening = asyncio.get_running_loop().run_in_executor(self._logins, self._open_console, token)
         opening.add_done_callback(self._on_opened)
         try:
             console = await asyncio.shield(opening)
-        except asyncio.CancelledError:  # of the request, whose thread goes on
-            opening.add_done_callback(self._abandon)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._discard)
             raise
         self._unclaimed.discard(console)
         logger.info("%s logged in", console.user)
@@ -241,15 +241,6 @@ class Sessions:
         console.start()
         return entry
 
-    def _on_opened(self, _: asyncio.Future[Console]) -> None:
-        self._logging_in -= 1
-
-    def _abandon(self, opening: asyncio.Future[Console]) -> None:
-        """Close the console of a login whose request was cancelled."""
-        if not opening.cancelled() and opening.exception() is None:
-            self._unclaimed.discard(opening.result())
-            self._close_later(opening.result())
-
     def _open_console(self, token: str) -> Console:
         console = self._make(token)
         try:
@@ -259,6 +250,15 @@ class Sessions:
             raise
         self._unclaimed.add(console)
         return console
+
+    def _on_opened(self, _: object) -> None:
+        self._logging_in -= 1
+
+    def _discard(self, opening: asyncio.Future[Console]) -> None:
+        """Close the console of a login whose request was cancelled."""
+        if not opening.cancelled() and opening.exception() is None:
+            self._unclaimed.discard(opening.result())
+            self._close_later(opening.result())
 
     def end(self, cookie: str | None) -> None:
         """End the session of a cookie, if there is one."""
