@@ -330,3 +330,22 @@ def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
     disk.open("a", create=True).close()
     modes = [path.stat().st_mode & 0o777 for path in (disk.folder, disk.folder / "a", disk.folder / "lock")]
     assert modes == [0o700, 0o600, 0o600]
+
+
+def test_symbolic_links_inside_are_not_followed(tmp_path: Path) -> None:
+    disk, victim = RealDisk(tmp_path / "d"), tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    for name in ("a", LOCK_NAME):
+        (disk.folder / name).symlink_to(victim)
+    (disk.folder / "b").symlink_to(tmp_path / "absent")
+    for create in (False, True):
+        for name in ("a", "b"):
+            with pytest.raises(OSError, match="symbolic links"):
+                disk.open(name, create=create)
+    with pytest.raises(Misuse, match="cannot be written"):
+        disk.lock()
+    with pytest.raises(OSError, match="symbolic links"):
+        RealDisk(disk.folder, read_only=True).open("a")
+    disk.remove("a")
+    assert victim.read_bytes() == b"mine"
+    assert not (tmp_path / "absent").exists()

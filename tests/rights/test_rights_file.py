@@ -72,3 +72,16 @@ def test_bytes_that_are_no_text():
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(Misuse, match="No such file"):
         load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [(0o777, False), (0o702, False), (0o1777, True), (0o775, True)])
+def test_a_file_that_others_can_replace_is_refused(tmp_path, mode, allowed):
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (folder / "rights.toml").write_text("[principals.x]\n")
+    folder.chmod(mode)
+    if allowed:
+        assert load(folder / "rights.toml").principals
+        return
+    with pytest.raises(Misuse, match="other users can put another file in its place"):
+        load(folder / "rights.toml")

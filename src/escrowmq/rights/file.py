@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ def load(path: Path) -> Rights:
         with open(path, "rb") as opened:
             if os.fstat(opened.fileno()).st_mode & 0o022:
                 raise Misuse(Code.BAD_SETTING, f"{path}: other users can write it", f"chmod go-w {path}")
+            folder = path.resolve().parent
+            if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                text = f"{path}: other users can put another file in its place"
+                raise Misuse(Code.BAD_SETTING, text, f"chmod o-w {folder}")
             return parse(opened.read(), str(path))
     except OSError as problem:
         raise _bad(str(path), str(problem.strerror or problem)) from None
