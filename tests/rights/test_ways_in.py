@@ -3,24 +3,19 @@ broker's process; certificates that change or do not fit; and a secret that must
 """
 
 import datetime as dt
-import io
 import json
-import logging
 import os
-import re
 import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import trustme
 from guarded_broker import RightsFile, guarded
+from rights_process import running, until
 from served import PATIENT
 
 import escrowmq as mq
@@ -30,76 +25,6 @@ from escrowmq.ledger.commands import Forget
 from escrowmq.rights import guard as guarding
 from escrowmq.rights.tokens import new_token
 from escrowmq.wire.credential import Credential
-
-
-class Process:
-    """A broker in a process of its own, with everything it may serve. ``said``: its first line; ``output`` at the end:
-    all that it printed."""
-
-    def __init__(self, folder, rights, *words, tls=True, environment=None):
-        self.folder = folder
-        self.authority = trustme.CA()
-        self.ca = folder / "ca.pem"
-        self.authority.cert_pem.write_to_path(self.ca)
-        self.certificate, self.key = folder / "broker.pem", folder / "broker.key"
-        self.issue()
-        command = [
-            "serve",
-            "--folder",
-            str(folder / "data"),
-            "--listen",
-            "127.0.0.1:0",
-            "--json",
-            "--log-level",
-            "info",
-        ]
-        command += ["--rights", str(rights.write())]
-        if tls:
-            command += [
-                "--tls-cert",
-                str(self.certificate),
-                "--tls-key",
-                str(self.key),
-                "--tls-client-ca",
-                str(self.ca),
-            ]
-        variables = {**os.environ, "SSL_CERT_FILE": str(self.ca), **(environment or {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, "-m", "escrowmq", *command, *words], env=variables, **pipes)
-        self.said = json.loads(self.process.stdout.readline() or "{}") or self.fail()
-        self.url = self.said.get("url")
-        self.output = ""
-
-    def fail(self):
-        self.stop()
-        raise AssertionError(self.output)
-
-    def issue(self, **options):
-        made = self.authority.issue_cert("127.0.0.1", **options)
-        self.key.write_bytes(made.private_key_pem.bytes())
-        self.key.chmod(0o600)
-        self.certificate.write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
-
-    def connect(self, **options):
-        return mq.connect(self.url, tls=str(self.ca), **options)
-
-    def http(self, url, token=None, body=None):
-        """Status and text of a request."""
-        request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
-        if token is not None:
-            request.add_header("Authorization", f"Bearer {token}")
-        context = ssl.create_default_context(cafile=self.ca)
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENT, context=context) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as problem:
-            return problem.code, problem.read().decode()
-
-    def stop(self):
-        self.process.terminate()
-        out, err = self.process.communicate(timeout=PATIENT)
-        self.output = out + err
 
 
 @pytest.fixture
@@ -117,25 +42,6 @@ def rights(tmp_path):
     file.add("boss", "view", "admin", "act *", "read *")
     file.add("nobody")
     return file
-
-
-@contextmanager
-def running(*given, **options):
-    process = Process(*given, **options)
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-def until(ready):
-    """Look until something is so."""
-    pause = threading.Event()
-    for _ in range(int(PATIENT * 20)):
-        if ready():
-            return
-        pause.wait(0.05)
-    raise AssertionError("it did not come to that")
 
 
 @pytest.mark.invariant("I45")
@@ -364,91 +270,6 @@ def test_after_many_wrong_greetings_nothing_is_accepted_until_the_next_check(tmp
             assert known.act("health")["status"] == "ok", number
         assert time.monotonic() - began > 3 * serving.LOOK_SECONDS, "of 13, three in each of five checks"
         served.client(token=rights.tokens["boss"]).socket.close()
-
-
-SECRET = re.compile(r"emq_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")
-
-
-def test_a_planted_token_is_found_nowhere(tmp_path, rights, caplog, monkeypatch):
-    """A whole run: producer, check-back, consumer, relay, HTTP, commands, errors with tracebacks, a crash."""
-    import sqlalchemy as sa
-
-    from escrowmq import outbox
-
-    caplog.set_level(logging.DEBUG)
-    rights.add("shop", "send *", "produce *", "consume *", "read *", "view", "act *")
-    shop = rights.tokens["shop"]
-    token_file = tmp_path / "shop.token"
-    token_file.write_text(shop)
-    state = tmp_path / "state"
-    monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    printed = []
-
-    def command(broker, *words, code=0):
-        variables = {**os.environ, "ESCROWMQ_URL": broker.url, "SSL_CERT_FILE": str(broker.ca), "ESCROWMQ_TOKEN": shop}
-        variables.pop("ESCROWMQ_TOKEN_FILE", None)
-        done = subprocess.run([sys.executable, "-m", "escrowmq", *words], env=variables, capture_output=True, text=True)
-        printed.append(done.stdout + done.stderr)
-        assert done.returncode == code, done.stderr
-
-    monkeypatch.delenv("ESCROWMQ_TOKEN_FILE", raising=False)
-    environment = {"ESCROWMQ_TOKEN": shop}
-    with running(tmp_path, rights, "--http", "127.0.0.1:0", environment=environment) as broker:
-        with broker.connect(token=shop) as bus:
-            printed += [repr(bus), repr(bus.router.links), str(vars(bus.router.links[0]))]
-            producer = bus.producer("shop", checker=lambda check: mq.COMMIT)
-            with producer.transaction() as txn:
-                txn.send("t", b"x", key="k")
-            [message] = bus.consumer("g", "t").receive(1, wait=PATIENT)
-            message.ack()
-            try:
-                producer.send("%bad", b"x")
-            except EscrowError as problem:
-                printed.append(repr(problem))
-                logging.getLogger("test").exception("with its traceback")
-        engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-        outbox.migrate(engine)
-        with engine.begin() as connection:
-            outbox.send_tx(connection, "t", b"by the relay", key="k")
-        engine.dispose()
-        command(
-            broker,
-            "outbox",
-            "relay",
-            "--database-url",
-            f"sqlite:///{tmp_path / 'shop.db'}",
-            "--once",
-            "--to",
-            broker.url,
-        )
-        for words in (
-            ["status"],
-            ["status", "--json"],
-            ["find", "k"],
-            ["whoami", "--json"],
-            ["topics", "list"],
-            ["acts", "list"],
-        ):
-            command(broker, *words)
-        command(broker, "plan", "--help")
-        command(broker, "backup", "--to", str(tmp_path / "backup"), code=7)
-        command(broker, "topics", "create", "new", code=7)
-        send = f"{broker.said['http']}/v1/topics/t/messages"
-        printed.append(broker.http(send, shop, {"text": "x"})[1])
-        printed.append(broker.http(send, shop[:-1], {"text": "x"})[1])
-        line = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-        printed.append(line)
-        broker.process.kill()  # a crash
-    printed += [broker.output, caplog.text, json.dumps(broker.said)]
-    stored = io.BytesIO()
-    for path in tmp_path.rglob("*"):
-        if path.is_file() and path != token_file:
-            stored.write(path.read_bytes())
-    text = "\n".join(printed) + stored.getvalue().decode("latin-1")
-    assert "by the relay" in text
-    assert SECRET.findall(text) == []
-    for secret in rights.tokens.values():
-        assert secret[13:] not in text
 
 
 def test_a_token_is_shown_by_no_text_of_the_client():

@@ -105,10 +105,12 @@ def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> i
 
     stop = threading.Event()
     _obey_director(channel, {"end": stop.set})
+    rights = os.environ.get("ESCROWMQ_RIGHTS")
     return serve(
         plan.folder / "data",
         listen=f"127.0.0.1:{plan.port}",
         settings=SETTINGS,
+        rights=Path(rights) if rights else None,
         announce=lambda _: say("ready", ""),
         stop=stop,
         disk=fillable_disk(plan.folder),
