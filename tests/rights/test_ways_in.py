@@ -259,16 +259,16 @@ def test_many_wrong_greetings_leave_the_others_served(tmp_path, rights):
         assert served.guard.delay("127.0.0.1") > 0
 
 
-def test_after_many_wrong_greetings_nothing_is_accepted_until_the_next_check(tmp_path, rights, monkeypatch):
-    monkeypatch.setattr(serving, "WRONG_AT_ONCE", 3)
+def test_strangers_wait_for_the_next_check_when_they_have_had_their_time(tmp_path, rights, monkeypatch):
+    monkeypatch.setattr(serving, "STRANGERS_SECONDS", 0.0)
     monkeypatch.setattr(guarding, "DELAY_SECONDS", 0.0)
     with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known:
         began = time.monotonic()
-        for number in range(13):
+        for number in range(5):
             with pytest.raises(Denied):
                 served.client(token="emq_guess")
             assert known.act("health")["status"] == "ok", number
-        assert time.monotonic() - began > 3 * serving.LOOK_SECONDS, "of 13, three in each of five checks"
+        assert time.monotonic() - began > 3 * serving.LOOK_SECONDS, "one in each of five checks"
         served.client(token=rights.tokens["boss"]).socket.close()
 
 

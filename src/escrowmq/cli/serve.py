@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import sys
 import tomllib
@@ -258,6 +259,7 @@ def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLC
 def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
     if notifier:  # its other threads read the source meanwhile
         notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
+    gc.freeze()  # imported modules: looking through them for garbage stops every thread for 100 ms and more
     announce_ready(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
 
 

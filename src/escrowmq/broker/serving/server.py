@@ -14,8 +14,8 @@ Rules, checked a few times a second:
    and the thread begins again.
 5. A connection that does not read its answers while memory is short is closed.
 6. After more than a sixteenth of all room was in use, freed memory is returned to the system: glibc would keep it.
-7. After ``WRONG_AT_ONCE`` wrong greetings nothing is accepted until the next check: at least half of the time is for
-   clients that are known.
+7. Once connections without a greeting have taken ``STRANGERS_SECONDS`` since the last check, and some of them greeted
+   with a wrong token, they wait for the next check: half of the time is for clients that are known.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ QUIET_SECONDS = 1.0
 """Little memory must be in use this long before freed memory is returned to the system."""
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
-GREETED_AT_ONCE = 64
-"""Connections without a greeting that are read before the requests of others start; the selector reports the rest
-again."""
-WRONG_AT_ONCE = 1000
-"""Wrong greetings per ``LOOK_SECONDS``; each takes about 100 µs."""
+ATTACKED_AT_ONCE = 4
+"""Connections that are accepted, and greetings that are read, between two rounds while greetings are wrong."""
+STRANGERS_SECONDS = LOOK_SECONDS / 2
+"""See rule 7. Refusing a greeting takes about 100 µs of processor time."""
 READ_AT_ONCE = 64
 """Connections that are read before their requests start: limits the bytes that are read but not counted."""
 OVER_BOUND = 8
@@ -109,13 +108,13 @@ class Server:
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
-        self._awake = False
-        self._closing_all = False
+        self._awake = self._closing_all = False
         self._ending: float | None = None  # deadline to close all connections
         self._listen_again: float | None = None  # while nothing is accepted
         self._return_at = 0.0  # when freed memory is returned (monotonic seconds); 0: there is little
         self._last_warning = 0.0
         self._wrong_then = 0  # wrong greetings before the last check
+        self._strangers_took = 0.0  # seconds since then
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._past = [0, 0, 0]  # requests, bytes in and out, of closed connections
         self._counting = threading.Lock()  # so that each connection is counted once, open or closed
@@ -149,12 +148,7 @@ class Server:
     def _welcome(self) -> tuple[frames.Welcome, Json]:
         """Return the limits of this server, and the broker's answer to ``hello``."""
         limits = frames.Welcome(
-            frames.FORMAT_VERSION,
-            PROTOCOL_VERSION,
-            self._version,
-            self._most_request,
-            MAX_REQUESTS,
-            self._most_answer,
+            frames.FORMAT_VERSION, PROTOCOL_VERSION, self._version, self._most_request, MAX_REQUESTS, self._most_answer
         )
         return limits, self._calls.action(brokers.HELLO.name, {})
 
@@ -233,20 +227,37 @@ class Server:
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         """Read what arrived, accept connections, and update those that other threads reported."""
         came: list[tuple[Connection, list[Frame]]] = []
-        unknown = 0
+        strangers: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in ready:
-            if isinstance(key.fileobj, Connection):
-                asked = self._clients.get(key.fileobj)
-                unknown += asked is not None and not asked.welcomed
-                if asked is None or asked.welcomed or unknown <= GREETED_AT_ONCE:
-                    self._ready(key.fileobj, mask, came)
+            asked = self._clients.get(key.fileobj)  # type: ignore[call-overload]
+            if asked is not None and asked.welcomed:
+                self._ready(key.fileobj, mask, came)
             elif key.fileobj is self._woken:
                 self._awake = False
                 self._woken.recv(4096)
             else:
-                self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
+                strangers.append((key, mask))
         self._take(came)
+        if strangers:
+            self._calls.run()
+            began = time.monotonic()
+            self._work_on_strangers(strangers)
+            self._strangers_took += time.monotonic() - began
         self._attend()
+
+    def _work_on_strangers(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Accept connections, and read greetings."""
+        came: list[tuple[Connection, list[Frame]]] = []
+        is_attacked = self._guard is not None and self._guard.unauthenticated > self._wrong_then
+        most = ATTACKED_AT_ONCE if is_attacked else ACCEPTED_AT_ONCE
+        for key, mask in ready[:most]:
+            if isinstance(key.fileobj, Connection):
+                self._ready(key.fileobj, mask, came)
+            elif is_attacked and self._strangers_took >= STRANGERS_SECONDS:
+                self._pause(0.0)
+            else:
+                self._accept(key.fileobj, most)  # type: ignore[arg-type]  # a listening socket
+        self._take(came)
 
     def _listen(self) -> None:
         self._listen_again = None
@@ -260,12 +271,9 @@ class Server:
             for listener in self._listeners:
                 self._selector.unregister(listener)
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+    def _accept(self, listener: socket.socket, most: int) -> None:
+        for _ in range(most):
             if self._listen_again is not None or self._ending is not None:
-                return
-            if self._guard is not None and self._guard.unauthenticated - self._wrong_then >= WRONG_AT_ONCE:
-                self._pause(0.0)
                 return
             try:
                 accepted, address = listener.accept()
@@ -445,7 +453,7 @@ class Server:
                 self._close(connection)
             return
         if self._guard is not None:
-            self._wrong_then = self._guard.unauthenticated
+            self._wrong_then, self._strangers_took = self._guard.unauthenticated, 0.0
         if self._listen_again is not None and now >= self._listen_again and self._ending is None:
             self._listen()
         self.room.relieve()
