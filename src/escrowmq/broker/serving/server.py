@@ -30,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import cast
 
 from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.serving.connection import Connection
@@ -229,9 +230,9 @@ class Server:
         came: list[tuple[Connection, list[Frame]]] = []
         strangers: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in ready:
-            asked = self._clients.get(key.fileobj)  # type: ignore[call-overload]
+            asked = self._clients.get(key.fileobj) if isinstance(key.fileobj, Connection) else None
             if asked is not None and asked.welcomed:
-                self._ready(key.fileobj, mask, came)
+                self._ready(cast(Connection, key.fileobj), mask, came)
             elif key.fileobj is self._woken:
                 self._awake = False
                 self._woken.recv(4096)
