@@ -615,7 +615,7 @@ async def test_whether_a_login_is_needed_is_asked_of_the_broker(tmp_path: Path, 
             served.start()
 
 
-async def test_a_login_whose_request_is_cancelled_keeps_no_connection(tmp_path: Path) -> None:
+async def test_a_cancelled_login_leaves_no_connection_at_the_broker(tmp_path: Path) -> None:
     rights = principals(tmp_path)
     with guarded(tmp_path, rights, **QUICK) as served:
         url = f"escrow://127.0.0.1:{served.port}"

@@ -87,14 +87,15 @@ def test_tokens_certificates_http_and_metrics_are_one_principal(tmp_path, rights
             assert bus.admin.hello()[0]["rights"]
         waiting = []
         receive = f"{http}/v1/consumers/g/receive"
-        assert broker.http(receive, shop, {"topics": ["t"], "start": "latest", "wait": 0})[0] == 200
+        unsent = {"topics": ["t"], "tags": ["none"], "start": "latest", "wait": 0}
+        assert broker.http(receive, shop, unsent)[0] == 200
         thread = threading.Thread(target=lambda: waiting.append(broker.http(receive, shop, {"wait": 30})))
         thread.start()
         rights.remove("shop")
         rights.write()
         until(lambda: broker.http(send, shop, message)[0] == 401)
         thread.join()
-        assert waiting[0][0] == 401
+        assert waiting[0][0] == 401, waiting
 
 
 def test_tokens_of_others_do_not_share_a_connection_of_the_gateway(tmp_path, rights):

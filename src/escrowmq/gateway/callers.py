@@ -102,7 +102,7 @@ class Callers:
         caller.requests -= 1
         if isinstance(problem, EscrowError) and problem.code in _ENDED:
             del self._callers[key]
-            await gateway.close()
+            await gateway.close(problem)
 
     async def end_waiting(self) -> None:
         """End waiting receives, without messages."""

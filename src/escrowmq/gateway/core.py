@@ -52,9 +52,9 @@ class Gateway:
         self._subscribed: dict[str, tuple[groups.Subscribe, float]] = {}
         self._shards: dict[int, int] = {}
 
-    async def close(self) -> None:
-        """Finish work in flight within a short time, then close."""
-        await self.receiving.close()
+    async def close(self, problem: EscrowError | None = None) -> None:
+        """Finish work in flight within a short time, then close. Waiting receives end empty, or with the error."""
+        await self.receiving.close(problem)
         await self.settler.close()
         await self.bus.close()
         for checker in self._checkers.values():

@@ -142,12 +142,12 @@ class Receiving:
                     return False
         return False
 
-    async def close(self) -> None:
-        """Give waiting clients an empty result and withdraw their polls; late messages are returned."""
+    async def close(self, problem: EscrowError | None = None) -> None:
+        """Give waiting clients an empty result, or the error, and withdraw their polls; late messages are returned."""
         self._closed = True
         for line in list(self._lines.values()):
             for client in list(line.clients):
-                _set_result(client, None)
+                _set_result(client, problem)
                 self._leave(line, client)
         if self._polls:
             try:
