@@ -9,7 +9,7 @@ import struct
 import pytest
 from served import Client, Served
 
-from escrowmq.broker.serving import requests, room, server
+from escrowmq.broker.serving import eviction, requests, room
 from escrowmq.wire import frames
 from escrowmq.wire.frames import Kind
 from escrowmq.wire.frames.frame import frame, frame_start
@@ -63,7 +63,7 @@ def test_an_oversize_frame_is_refused_by_its_header(shared, neighbour, kind):
 def test_endless_frames_are_bounded_together(tmp_path, monkeypatch, kind):
     """Who announces much and sends nothing is closed, whatever it is said to be."""
     monkeypatch.setattr(room, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(server, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(eviction, "STUCK_SECONDS", 0.05)
     served = Served(tmp_path / "data", max_held_bytes=8 << 20)
     clients = [served.client() for _ in range(8)]
     try:

@@ -34,8 +34,9 @@ from typing import cast
 
 from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.serving.connection import Connection
+from escrowmq.broker.serving.eviction import find_least_useful, find_unfinished
 from escrowmq.broker.serving.requests import MAX_REQUESTS, Requests
-from escrowmq.broker.serving.room import STUCK_SECONDS, Room
+from escrowmq.broker.serving.room import Room
 from escrowmq.broker.serving.streams import Workers
 from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
@@ -312,21 +313,9 @@ class Server:
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
         """Close the least useful connection, by rule 2; return whether there was one. ``greeted``: also those that have
         greeted."""
-        others = [
-            (
-                asked.welcomed,
-                asked.busy,
-                asked.count > 0,
-                connection.heard if asked.welcomed else connection.opened,
-                number,
-            )
-            for number, (connection, asked) in enumerate(self._clients.items())
-            if connection is not but and (greeted or not asked.welcomed)
-        ]
-        if not others:
+        connection = find_least_useful(self._clients, greeted=greeted, but=but)
+        if connection is None:
             return False
-        number = min(others)[-1]
-        connection = next(itertools.islice(self._clients, number, None))
         logger.info("closing a connection, there are too many: %s", connection.peer)
         self._close(connection)
         return True
@@ -479,24 +468,10 @@ class Server:
 
     def _limit_unfinished(self, now: float) -> None:
         """See rule 3."""
-        read = (connection for connection in self._clients if connection not in self._paused)
-        unfinished = [connection for connection in read if connection.assembler.claimed]
-        unfinished.sort(key=lambda connection: connection.heard)
-        announced = sum(connection.assembler.claimed for connection in unfinished)
-        for connection in list(unfinished):
-            if announced <= self._unfinished or now - connection.heard < STUCK_SECONDS:
-                break
-            announced -= connection.assembler.claimed
-            unfinished.remove(connection)
-            logger.warning("closing a connection that announces a large frame and sends nothing: %s", connection.peer)
+        read = [connection for connection in self._clients if connection not in self._paused]
+        for connection, reason in find_unfinished(read, self._unfinished, now):
+            logger.warning("closing a connection %s: %s", reason, connection.peer)
             self._close(connection)
-        came = sum(connection.assembler.waiting for connection in unfinished)
-        unfinished.sort(key=lambda connection: connection.assembler.waiting)
-        while came > self._unfinished:
-            largest = unfinished.pop()
-            came -= largest.assembler.waiting
-            logger.warning("closing a connection whose frame is large and incomplete: %s", largest.peer)
-            self._close(largest)
 
     def _is_too_slow(self, connection: Connection, asked: Requests, now: float) -> bool:
         """Return whether its frame takes too long to complete."""
