@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ from rocketmq_runs import RawClient, Start
 
 from escrowmq.errors import Code, Denied, Misuse
 from escrowmq.gateway.rocketmq.access_keys import AccessKeys
+from escrowmq.gateway.rocketmq.clients import Clients
 from escrowmq.gateway.rocketmq.protocol import definition
+from escrowmq.gateway.rocketmq.renewing import SILENT_SECONDS, Renewing
+from escrowmq.model import Check, CheckedMessage, Outcome, TransactionId
 
 Connect = Callable[..., RawClient]
 Status = definition.Code
@@ -149,3 +155,53 @@ def test_a_key_has_the_rights_of_its_principal(
     logged = gateway.stop()
     for secret in ("S-secret", *rights.tokens.values()):
         assert secret not in logged
+
+
+class _Bare:
+    """A credential's gateway of which only the lease extensions are of interest."""
+
+    def __init__(self) -> None:
+        self.settler = self
+        self.extended: list[str] = []
+
+    async def settle(self, group: str, handles: list[str], *_: Any) -> list[Code]:
+        self.extended += handles
+        return [Code.OK] * len(handles)
+
+
+@pytest.mark.invariant("I45")
+def test_a_client_id_of_another_key_is_another_client() -> None:
+    shop, cart = _Bare(), _Bare()
+    renewing: Any = Renewing()
+    renewing.add((shop, "id"), "g", ["h"])
+    renewing.stop((cart, "id"), ["h"])
+    renewing.drop((cart, "id"))
+    asyncio.run(renewing.renew(time.monotonic()))
+    assert (shop.extended, cart.extended) == (["h"], [])
+    renewing.on_heartbeat((cart, "id"))
+    asyncio.run(renewing.renew(time.monotonic() + SILENT_SECONDS + 1))
+    assert shop.extended == ["h"], "a heartbeat of another key counted"
+
+
+@pytest.mark.invariant("I45")
+def test_only_the_key_that_is_asked_can_leave_a_check_back_open() -> None:
+    half = CheckedMessage("t", b"x", None, None, {}, bytes(16), datetime.now(UTC))
+    check = Check(TransactionId(1, 1, 1), 1, (half,))
+
+    async def run(by: Any, outcome: Outcome) -> bool:
+        """Whether the check-back ends with an answer of ``by``."""
+        clients: Any = Clients(10.0, lambda given: given)
+        stream = clients.enter("shop", "id")
+        stream.topics.add("t")
+        asking = asyncio.create_task(clients.decide("shop", check))
+        await stream.commands.get()
+        clients.on_answer(by, str(check.transaction_id), outcome)
+        await asyncio.wait({asking}, timeout=0)
+        for _ in range(3):  # the task's own steps after its answer
+            await asyncio.sleep(0)
+        ended = asking.done()
+        asking.cancel()
+        return ended
+
+    assert [asyncio.run(run(by, Outcome.UNKNOWN)) for by in ("shop", "cart")] == [True, False]
+    assert asyncio.run(run("cart", Outcome.COMMIT)), "the broker has checked it"

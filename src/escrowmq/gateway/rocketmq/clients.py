@@ -53,6 +53,12 @@ class Stream:
             return False
         return True
 
+    def end(self) -> None:
+        """End the stream after the command that is being sent."""
+        while not self.commands.empty():
+            self.commands.get_nowait()
+        self.commands.put_nowait(None)
+
 
 class Clients:
     """The telemetry streams of one server, and the producers of the topics of their clients."""
@@ -63,7 +69,7 @@ class Clients:
         self._streams: dict[Gateway, list[Stream]] = {}
         # Connections of tokens that are idle are closed, and their producers with them.
         self._producers: WeakKeyDictionary[Gateway, dict[str, AsyncProducer]] = WeakKeyDictionary()
-        self._pending: dict[str, asyncio.Future[Outcome]] = {}
+        self._pending: dict[str, tuple[Gateway, asyncio.Future[Outcome]]] = {}
 
     def enter(self, gateway: Gateway, client: str) -> Stream:
         """Add a client's stream; :meth:`leave` must follow."""
@@ -85,9 +91,7 @@ class Clients:
         """End all streams, so that their clients connect again."""
         for streams in self._streams.values():
             for stream in streams:
-                while not stream.commands.empty():
-                    stream.commands.get_nowait()
-                stream.commands.put_nowait(None)
+                stream.end()
 
     def learn(self, stream: Stream, settings: Any) -> None:
         """Take a client's settings: declare its topics, and answer with complete settings, now and a little later."""
@@ -155,7 +159,7 @@ class Clients:
         )
         if not fitting or not fitting[0].put(recover_orphaned_transaction_command=command):
             return Outcome.UNKNOWN
-        answer = self._pending.setdefault(transaction, asyncio.get_running_loop().create_future())
+        _, answer = self._pending.setdefault(transaction, (gateway, asyncio.get_running_loop().create_future()))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.shield(answer)
@@ -165,10 +169,11 @@ class Clients:
         finally:
             self._pending.pop(transaction, None)
 
-    def on_answer(self, transaction: str, outcome: Outcome) -> None:
-        """Pass a client's answer about a transaction to the check-back that waits for it, if any."""
-        answer = self._pending.get(transaction)
-        if answer is not None and not answer.done():
+    def on_answer(self, gateway: Gateway, transaction: str, outcome: Outcome) -> None:
+        """Pass a client's answer about a transaction to the check-back that waits for it, if any. UNKNOWN, which the
+        broker does not check, counts only with the credential that the check-back was sent to."""
+        asked, answer = self._pending.get(transaction, (gateway, None))
+        if answer is not None and not answer.done() and (outcome is not Outcome.UNKNOWN or asked is gateway):
             answer.set_result(outcome)
 
 

@@ -2,6 +2,9 @@
 
 A push consumer asks for ``auto_renew`` and never extends a lease itself. The server extends it, until the consumer
 acknowledges or returns the message, has been silent for SILENT_SECONDS, or MOST_SECONDS have passed.
+
+A client is its id at the gateway of its credential: ids are chosen by clients, so another credential with the same id
+is another client.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ SILENT_SECONDS = 60.0
 """Time (s) without a heartbeat (every 10 s) after which a client's leases are left to end."""
 MOST_SECONDS = 3 * 3600.0
 
+Client = tuple[Gateway, str]
+
 
 @dataclass(frozen=True, slots=True)
 class _Renewed:
-    gateway: Gateway
     group: str
     since: float
 
@@ -38,26 +42,26 @@ class Renewing:
     """The handles whose leases are renewed, by client."""
 
     def __init__(self) -> None:
-        self._handles: dict[str, dict[str, _Renewed]] = {}
-        self._seen: dict[str, float] = {}
+        self._handles: dict[Client, dict[str, _Renewed]] = {}
+        self._seen: dict[Client, float] = {}
 
-    def add(self, client: str, gateway: Gateway, group: str, handles: Sequence[str]) -> None:
+    def add(self, client: Client, group: str, handles: Sequence[str]) -> None:
         """Renew the leases of messages that a client received."""
         self._seen[client] = time.monotonic()
-        self._handles.setdefault(client, {}).update(dict.fromkeys(handles, _Renewed(gateway, group, time.monotonic())))
+        self._handles.setdefault(client, {}).update(dict.fromkeys(handles, _Renewed(group, time.monotonic())))
 
-    def stop(self, client: str, handles: Sequence[str]) -> None:
+    def stop(self, client: Client, handles: Sequence[str]) -> None:
         """Stop renewing messages that a client settles."""
         if (own := self._handles.get(client)) is not None:
             for handle in handles:
                 own.pop(handle, None)
 
-    def drop(self, client: str) -> None:
+    def drop(self, client: Client) -> None:
         """Stop renewing everything of a client."""
         self._handles.pop(client, None)
         self._seen.pop(client, None)
 
-    def on_heartbeat(self, client: str) -> None:
+    def on_heartbeat(self, client: Client) -> None:
         """Note that a client is there, if leases of it are renewed."""
         if client in self._seen:
             self._seen[client] = time.monotonic()
@@ -78,7 +82,7 @@ class Renewing:
                 if now - renewed.since > MOST_SECONDS:
                     del handles[handle]
                 else:
-                    batches.setdefault((renewed.gateway, renewed.group), []).append((client, handle))
+                    batches.setdefault((client[0], renewed.group), []).append((client, handle))
         for (gateway, group), owned in batches.items():
             try:
                 texts = [handle for _, handle in owned]

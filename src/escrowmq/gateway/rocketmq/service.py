@@ -107,7 +107,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         """Acknowledge a heartbeat: the telemetry stream shows whether a client is there."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            self.renewing.on_heartbeat(client)
+            self.renewing.on_heartbeat((gateway, client))
             return service.HeartbeatResponse(status=OK)
 
         return await self._answer(context, service.HeartbeatResponse, answer)
@@ -116,7 +116,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         """Stop renewing the leases of a client that ends."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            self.renewing.drop(client)
+            self.renewing.drop((gateway, client))
             return service.NotifyClientTerminationResponse(status=OK)
 
         return await self._answer(context, service.NotifyClientTerminationResponse, answer)
@@ -161,7 +161,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
                     raise Refusal(Status.INVALID_TRANSACTION_ID, str(problem)) from None
                 producer = self.clients.transactional(gateway, topic)
                 await (producer.commit(identity) if outcome is Outcome.COMMIT else producer.rollback(identity))
-            self.clients.on_answer(request.transaction_id, outcome)
+            self.clients.on_answer(gateway, request.transaction_id, outcome)
             return service.EndTransactionResponse(status=OK)
 
         return await self._answer(context, service.EndTransactionResponse, answer)
@@ -192,8 +192,8 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
+            tasks[0].cancel()
+            stream.end()  # gRPC fails if a write is cancelled
             await asyncio.gather(*tasks, return_exceptions=True)
             self.clients.leave(stream)
 
@@ -244,7 +244,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             raise
         if request.auto_renew:
             handles = [message.system_properties.receipt_handle for message in messages]
-            self.renewing.add(client, gateway, name, handles)
+            self.renewing.add((gateway, client), name, handles)
         return messages
 
     async def AckMessage(self, request: Any, context: Any) -> Any:
@@ -255,7 +255,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             if not 1 <= len(request.entries) <= MAX_ENTRIES:
                 raise Refusal(Status.BAD_REQUEST, f"{len(request.entries)} entries; 1 to {MAX_ENTRIES} at a time")
             handles = [entry.receipt_handle for entry in request.entries]
-            self.renewing.stop(client, handles)
+            self.renewing.stop((gateway, client), handles)
             outcomes = await gateway.settler.settle(group, handles, Act.ACK, 0, None)
             entries = [
                 service.AckMessageResultEntry(
@@ -272,7 +272,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
 
         async def answer(gateway: Gateway, client: str) -> Any:
             seconds = _invisible(request.invisible_duration)
-            self.renewing.stop(client, [request.receipt_handle])
+            self.renewing.stop((gateway, client), [request.receipt_handle])
             status = await self._settle(gateway, request, Act.EXTEND, delay_us(seconds), None)
             return service.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)
 
@@ -282,7 +282,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         """Make a message a dead letter: the consumer has tried it as often as its settings say."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            self.renewing.stop(client, [request.receipt_handle])
+            self.renewing.stop((gateway, client), [request.receipt_handle])
             cause = f"given up by its consumer after {request.delivery_attempt} attempts"
             status = await self._settle(gateway, request, Act.REJECT, 0, cause)
             return service.ForwardMessageToDeadLetterQueueResponse(status=status)
