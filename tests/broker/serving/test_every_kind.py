@@ -9,7 +9,7 @@ import struct
 import pytest
 from served import Client, Served
 
-from escrowmq.broker.serving import eviction, requests, room
+from escrowmq.broker.serving import eviction, requests, room, server
 from escrowmq.wire import frames
 from escrowmq.wire.frames import Kind
 from escrowmq.wire.frames.frame import frame, frame_start

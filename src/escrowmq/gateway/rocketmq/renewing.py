@@ -76,7 +76,7 @@ class Renewing:
         """Extend the leases of all clients that are there."""
         for client in [one for one, seen in self._seen.items() if now - seen > SILENT_SECONDS]:
             self.drop(client)
-        batches: dict[tuple[Gateway, str], list[tuple[str, str]]] = {}
+        batches: dict[tuple[Gateway, str], list[tuple[Client, str]]] = {}
         for client, handles in self._handles.items():
             for handle, renewed in list(handles.items()):
                 if now - renewed.since > MOST_SECONDS:
