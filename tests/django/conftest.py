@@ -15,7 +15,7 @@ django_project.configure()
 
 from django.core.management import call_command  # noqa: E402  # settings come first
 from django.db import connections  # noqa: E402
-from till_app.models import Effect, Order  # noqa: E402
+from till_app.models import Effect, Order, Payment  # noqa: E402
 
 import escrowmq as mq  # noqa: E402
 from escrowmq.django.database import open_relay  # noqa: E402
@@ -42,6 +42,7 @@ def site(empty: str) -> str:
     with connections["default"].schema_editor() as editor:
         editor.create_model(Order)
         editor.create_model(Effect)
+        editor.create_model(Payment)
     return empty
 
 

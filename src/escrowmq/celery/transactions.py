@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,11 +30,18 @@ def atomic(session: AnySession) -> Iterator[None]:
     ``delay`` raises what :func:`escrowmq.outbox.send_tx` raises. The end of the block raises Misuse(BAD_ARGUMENT) if a
     task was sent at once because the application has another broker than EscrowMQ.
     """
+    with storing(lambda message: send_tx(session, message)):
+        yield
+
+
+@contextmanager
+def storing(write: Callable[[Message], object]) -> Iterator[None]:
+    """Context manager: tasks that are sent within it are passed to ``write``. Errors as of :func:`atomic`."""
     stored, published = 0, list[str]()
 
     def put(message: Message) -> None:
         nonlocal stored
-        send_tx(session, message)
+        write(message)
         stored += 1
 
     tokens = store.set(put), _published.set(published)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class _Working:
         help="A file that is touched each second while messages can be received and removed otherwise; or serve "
         "/healthz here.",
     )
+    asyncapi: bool = Option(False, "--asyncapi", help="Print the AsyncAPI document of the handlers, and end.")
 
 
 def work(
@@ -62,6 +64,9 @@ def work(
     At the end nothing more is received, messages that were not started go back at once, and running handlers may end
     within --grace. A second signal ends the process at once; its messages come again after their lease.
     """
+    if working.asyncapi:
+        typer.echo(json.dumps(load_app(app).asyncapi(app), indent=2))
+        return
     log.start()
     raise_descriptor_limit()
     if working.processes == 1 and not working.reload:

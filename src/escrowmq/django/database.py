@@ -93,7 +93,11 @@ def lend(wrapper: Any) -> Iterator[sa.Connection]:
 
 
 class Database:
-    """Django's database for :func:`escrowmq.outbox.inbox.consume`: ``begin()`` is ``transaction.atomic``."""
+    """Django's database for ``once=`` of handlers and :func:`escrowmq.outbox.inbox.consume`: ``begin()`` is
+    ``transaction.atomic``."""
+
+    is_ambient = True
+    """Models find the transaction without a parameter."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using

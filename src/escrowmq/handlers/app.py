@@ -74,12 +74,13 @@ class App:
         message is redelivered after the back-off of the group, and a dead letter after the last attempt; see
         :class:`Retry` and :class:`Discard`.
 
-        ``once`` is an Engine, AsyncEngine or sessionmaker of the database that holds the effect: the function gets a
-        Session or Connection, and its changes are committed together with the mark of the message in the receive log,
-        so that they happen exactly once. ``concurrency``: messages at once, on threads or as tasks. ``ordered``:
-        messages of one key in order, never side by side; at most as many at once as the topics have queues. ``batch``:
-        the function gets a ``pyarrow.RecordBatch`` or ReceivedBatch, of up to that many messages (True: 1,000).
-        ``consumer``: more options of :meth:`escrowmq.Bus.consumer`.
+        ``once`` is an Engine, AsyncEngine or sessionmaker of the database that holds the effect, or an
+        :class:`escrowmq.django.Database`: the function gets a Session or Connection, and its changes are committed
+        together with the mark of the message in the receive log, so that they happen exactly once. ``concurrency``:
+        messages at once, on threads or as tasks. ``ordered``: messages of one key in order, never side by side; at
+        most as many at once as the topics have queues. ``batch``: the function gets a ``pyarrow.RecordBatch`` or
+        ReceivedBatch, of up to that many messages (True: 1,000). ``consumer``: more options of
+        :meth:`escrowmq.Bus.consumer`.
 
         Raises Misuse(BAD_ARGUMENT) for a function that cannot be called so.
         """
@@ -136,6 +137,12 @@ class App:
     async def arun_available(self, bus: AsyncBus) -> list[Handled]:
         """As :meth:`run_available`, to await."""
         return await handle_available(self.handlers, bus, is_loop=True)
+
+    def asyncapi(self, title: str, version: str = "1.0.0") -> dict[str, Any]:
+        """Return the AsyncAPI 3.0 document of the handlers: topics, and the schemas of bodies by their annotations."""
+        from escrowmq.handlers.asyncapi import describe
+
+        return describe(self.handlers, title, version)
 
     def lifespan(
         self, *, producer: str | None = None, relay: Any = None, url: str | None = None

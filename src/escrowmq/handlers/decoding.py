@@ -19,7 +19,7 @@ def decoder_of(kind: Any, who: str) -> Decode:
         return bytes
     if kind is str:
         return bytes.decode
-    if hasattr(kind, "model_validate_json"):  # a pydantic model: pydantic itself is not needed here
+    if is_pydantic(kind):
         return kind.model_validate_json  # type: ignore[no-any-return]
     hint = "bytes, str, dict, a dataclass, a msgspec.Struct or another type of msgspec, or a pydantic model"
     try:
@@ -30,6 +30,11 @@ def decoder_of(kind: Any, who: str) -> Decode:
     if unknown is not None:
         raise Misuse(Code.BAD_ARGUMENT, f"{who}: no body becomes {unknown!r}", hint)
     return decode
+
+
+def is_pydantic(kind: Any) -> bool:
+    """Return whether a type is a pydantic model, without a need for pydantic."""
+    return hasattr(kind, "model_validate_json")
 
 
 def _find_unknown(info: Any, seen: set[int]) -> Any:

@@ -55,7 +55,7 @@ class Choices:
 
 
 class Handler:
-    """A decorated function. ``awaits``: it is a coroutine function."""
+    """A decorated function. ``awaits``: it is a coroutine function; ``body_type``: what its first parameter is."""
 
     once: Once | None = None
 
@@ -69,10 +69,10 @@ class Handler:
         self.group = choices.group
         self._check_choices()
         (first, *others), hints = self._parameters(names)
-        self._first = hints[first.name]
+        self.body_type = hints[first.name]
         self._decode: Decode | None = None
-        if not self._is_received(self._first):
-            self._decode = decoder_of(self._first, self.name)
+        if not self._is_received(self.body_type):
+            self._decode = decoder_of(self.body_type, self.name)
         wanted = {each.name: hints.get(each.name, Any) for each in others}
         if choices.once is not None:
             from escrowmq.handlers.once import Once
@@ -80,6 +80,11 @@ class Handler:
             self.once = Once(choices.once, list(wanted.values()), self.awaits, self.name)
         self._others = {each.name: wanted[each.name] for each in others if self._is_wanted(each, wanted[each.name])}
         self._is_simple = self.once is None and all(kind in _RECEIVED for kind in self._others.values())
+
+    @property
+    def decodes(self) -> bool:
+        """Return whether the function gets a body of ``body_type``; otherwise it gets what was received."""
+        return self._decode is not None
 
     def _check_choices(self) -> None:
         """Reject a function and choices that no consumer could serve."""
@@ -181,11 +186,11 @@ class Handler:
 
     def _body(self, received: Any) -> Any:
         if self._decode is None:
-            return self._choose_received(self._first, received)
+            return self._choose_received(self.body_type, received)
         try:
             return self._decode(received.body)
         except Exception as problem:
-            kind = getattr(self._first, "__name__", self._first)
+            kind = getattr(self.body_type, "__name__", self.body_type)
             raise Undecodable(f"the body is no {kind}: {problem}") from problem
 
     async def _provide(self, kind: Any, received: Any, session: Any, stack: AsyncExitStack) -> Any:

@@ -16,8 +16,9 @@ class Once:
     """Begins transactions and claims messages in them, blocking or to await, as its handler is."""
 
     def __init__(self, database: Any, annotations: Sequence[Any], awaits: bool, who: str) -> None:
-        """``database`` is an Engine, an AsyncEngine or a sessionmaker of either; ``annotations`` are those of the
-        handler's parameters. Raises Misuse(BAD_ARGUMENT) if they do not go together."""
+        """``database`` is an Engine, an AsyncEngine, a sessionmaker of either, or an :class:`escrowmq.django.Database`;
+        ``annotations`` are those of the handler's parameters. Raises Misuse(BAD_ARGUMENT) if they do not go together.
+        """
         try:
             import sqlalchemy as sa
             from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
@@ -26,6 +27,11 @@ class Once:
             raise missing_package(problem.name or "", f"{who} with once=") from problem
         session, connection = (AsyncSession, AsyncConnection) if awaits else (Session, sa.Connection)
         maker: Any = async_sessionmaker if awaits else sessionmaker
+        self._awaits = awaits
+        if getattr(database, "is_ambient", False) and not awaits:  # the handler finds the transaction by itself
+            self.kind: Any = connection
+            self.begin: Callable[[], Any] = database.begin
+            return
         if not isinstance(database, (AsyncEngine if awaits else sa.Engine, maker)):
             wanted = "an AsyncEngine or async_sessionmaker" if awaits else "an Engine or sessionmaker"
             is_plain = "a coroutine function" if awaits else "a plain function"
@@ -43,10 +49,9 @@ class Once:
             if self.kind is connection:
                 text = f"{who}: a sessionmaker makes no {connection.__name__}"
                 raise Misuse(Code.BAD_ARGUMENT, text, f"annotate {session.__name__}, or give the engine")
-            self.begin: Callable[[], Any] = database.begin
+            self.begin = database.begin
         else:
             self.begin = database.begin if self.kind is connection else maker(database, class_=self.kind).begin
-        self._awaits = awaits
 
     async def claim(self, session: Any, messages: Sequence[Any], group: str) -> list[bool]:
         """Return for each message whether its effect is still to happen; marks it in the transaction of ``session``."""

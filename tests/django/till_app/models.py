@@ -22,3 +22,12 @@ class Effect(models.Model):
 
     class Meta:
         app_label = "till_app"
+
+
+class Payment(models.Model):
+    """What a handler did for a message about an order: a repeat would add a row."""
+
+    order = models.IntegerField()
+
+    class Meta:
+        app_label = "till_app"
