@@ -160,9 +160,9 @@ def test_an_unchanged_rate_goes_on_when_other_limits_change():
     driver = group_of("a" * 100)
     driver.limit(rate=100)
     offsets(driver, most=1000)
-    driver.limit(rate=100, in_flight=25)
+    driver.limit(rate=100, in_flight=46)
     assert offsets(driver) == []
-    driver.limit(rate=200, in_flight=25)
+    driver.limit(rate=200, in_flight=46)
     assert len(offsets(driver)) == 5, "the limit in flight"
 
 
