@@ -53,8 +53,8 @@ def test_handlers_killed_around_their_commit_have_each_effect_once(
 def test_a_handler_that_fails_leaves_nothing_and_repeats_have_no_effect(bus: mq.Bus) -> None:
     producer = bus.producer("shop")
     producer.send_batch([mq.Message("orders", b"poison", key="1"), mq.Message("orders", b"x", key="2")])
-    ran = handlers.app.run_available(bus)
-    assert [(one.handler, one.outcome) for one in ran if one.handler == "pay"] == [("pay", "retried"), ("pay", "acked")]
+    ran = {(one.message.key, one.outcome) for one in handlers.app.run_available(bus) if one.handler == "pay"}
+    assert {("1", "retried"), ("2", "acked")} <= ran <= {("1", "retried"), ("1", "dead"), ("2", "acked")}
     assert (payments(), OutboxMessage.objects.count()) == ([2], 1)
     bus.admin.reset_group("pay", "earliest")
     handlers.app.run_available(bus)

@@ -91,8 +91,10 @@ class Worker:
 
         Raises the error of a failed thread, and at once the error of a database that is away or has no tables.
         """
-        TaskRecord.objects.using(self._using).exists()
-        connections[self._using].close()  # this thread only waits
+        try:
+            TaskRecord.objects.using(self._using).exists()
+        finally:
+            connections[self._using].close()  # this thread only waits
         for thread in (self._keeper, *self._threads):
             thread.start()
         for thread in self._threads:

@@ -367,7 +367,7 @@ class Limited:
         if "in_flight_per_key" in self.limits:
             assert all(after[key] <= max(self.limits["in_flight_per_key"], before[key]) for key in after)
         if "rate" in self.limits:
-            assert got <= max(int(self.limits["rate"] * BURST_SECONDS), 1)
+            assert got <= int(1 + self.limits["rate"] * BURST_SECONDS)
         return got
 
     def settle(self, choice: int, act: Act) -> None:

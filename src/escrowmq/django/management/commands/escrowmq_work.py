@@ -110,7 +110,7 @@ def _choose(backend: str, *, is_needed: bool) -> EscrowBackend | None:
     if isinstance(chosen, EscrowBackend):
         return chosen
     if is_needed:
-        raise CommandError(f"TASKS[{backend!r}] is not an EscrowBackend, and no installed app has handlers")
+        raise CommandError(f"TASKS[{backend!r}] is not an EscrowBackend, and there are no handlers to run")
     return None
 
 
