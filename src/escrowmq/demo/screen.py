@@ -105,8 +105,12 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.beginnings:
         begin = escape(describe_beginnings(verdict.beginnings))
         console.print(f"the log does not begin at its first message: {begin}", soft_wrap=True)
+    if verdict.sample:
+        console.print(f"[yellow]a sample:[/] {verdict.sample} of the ids; no others were compared", soft_wrap=True)
     if verdict.incomplete:
         console.print(f"[yellow]the log may be incomplete:[/] {escape(verdict.incomplete)}", soft_wrap=True)
+    for one in verdict.differing:
+        console.print(f"{escape(one.between)}: {escape(str(one))}", soft_wrap=True)
     if findings := verdict.findings[:_MOST_FINDINGS]:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
         for finding in findings:

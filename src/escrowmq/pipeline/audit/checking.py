@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.pipeline.audit import manifest as described
@@ -16,6 +16,7 @@ from escrowmq.pipeline.coverage import read_coverage
 
 Path_ = tuple[str | int, ...]
 """The keys and numbers that lead to a value of the JSON."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +51,66 @@ def check(folder: Path) -> list[Problem]:
 
 def _find_missing(manifest: Manifest) -> Iterator[tuple[Path_, str]]:
     """Yield what a valid manifest names that is not there."""
+    from escrowmq.pipeline.audit.parts.columns import find_column_problems
     from escrowmq.pipeline.audit.tables import check_columns, is_unique, make_read
 
+    natives: dict[str, dict[str, str | None]] = {}
     for name, table in manifest.tables.items():
         used = [c for c in manifest.comparisons if f"table:{name}" in c.sides]
-        columns = sorted({column for comparison in used for column in comparison.columns})
-        if problem := _try(partial(check_columns, manifest, name, columns)):
+        columns = {column for comparison in used for column in comparison.named}
+        found, problem = _try(partial(check_columns, manifest, name, columns))
+        natives |= {f"table:{name}": found} if found else {}
+        if problem:
             yield ("tables", name), problem
         elif table.unique and not is_unique(make_read(manifest, name)):
             text = "no index or primary key without nulls shows that ids are unique: remove it, or create the index"
             yield ("tables", name, "unique"), text
     for name in manifest.files:
-        if problem := _try(partial(_check_file, manifest, name)):
+        found, problem = _try(partial(_check_file, manifest, name))
+        natives |= {f"file:{name}": found} if found else {}
+        if problem:
             yield ("files", name), problem
-    if problem := _try(partial(read_coverage, manifest.log_url, manifest.topics)):
+    for number, comparison in enumerate(manifest.comparisons):
+        if all(side in natives or not side.startswith(("table:", "file:")) for side in comparison.sides):
+            for at, problem in find_column_problems(manifest, comparison, natives):
+                yield ("comparisons", number, *at), problem
+    _, problem = _try(partial(read_coverage, manifest.log_url, manifest.topics))
+    if problem:
         yield ("topics" if "UNKNOWN_TOPIC" in problem else "log",), problem
 
 
-def _check_file(manifest: Manifest, name: str) -> None:
+def _check_file(manifest: Manifest, name: str) -> dict[str, str | None]:
+    """Return the native kinds of a file's columns; empty if only Spark can read them."""
     import pyarrow.parquet as pq
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    from escrowmq.pipeline.audit.parts.columns import find_native
 
     file = manifest.files[name]
     if "://" in file.path:  # a file system that only Spark knows
-        return
+        return {}
     path = manifest.folder / file.path
     if not path.exists():
         raise Misuse(Code.BAD_ARGUMENT, f"{path} is missing")
-    names = set(pq.read_schema(path).names) if path.is_file() else None
-    used = [c.columns for c in manifest.comparisons if f"file:{name}" in c.sides]
+    if not path.is_file():
+        return {}
+    schema = pq.read_schema(path)
+    used = [c.named for c in manifest.comparisons if f"file:{name}" in c.sides]
     wanted = {file.id, *file.where, *(column for columns in used for column in columns)}
-    if names is not None and (lacking := sorted(wanted - names)):
-        raise Misuse(Code.BAD_ARGUMENT, f"it has no column {', '.join(lacking)}", f"it has {', '.join(sorted(names))}")
+    if lacking := sorted(wanted - set(schema.names)):
+        text = f"it has no column {', '.join(lacking)}"
+        raise Misuse(Code.BAD_ARGUMENT, text, f"it has {', '.join(sorted(schema.names))}")
+    return {field.name: find_native(from_arrow_type(field.type)) for field in schema if field.name in wanted}
 
 
-def _try(what: Callable[[], Any]) -> str:
-    """Return the error of a call, or nothing."""
+def _try(what: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """Return the result of a call, or its error."""
     try:
-        what()
+        return what(), ""
     except EscrowError as problem:
-        return str(problem)
+        return None, str(problem)
     except (OSError, ValueError) as problem:
-        return f"{type(problem).__name__}: {problem}"
-    return ""
+        return None, f"{type(problem).__name__}: {problem}"
 
 
 def _find_line(lines: Mapping[Path_, int], at: Path_) -> int:

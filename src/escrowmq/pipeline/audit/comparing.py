@@ -32,13 +32,15 @@ def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int]
     windows; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists comparisons that share
     their suspects: a window that is suspect in one is suspect in all of them."""
     proven: dict[int, int] = {}
+    limits = frames.find_limits(every)
+    width = max(map(len, limits.values()), default=0)
     if count:
         proven, suspects = _prove(every, count, tied)
         portable = windows.is_portable(every)
-        witnesses = [_find_suspects(rows, suspects, count, portable) for rows in every]
+        witnesses = [_find_suspects(rows, suspects, count, portable, width) for rows in every]
     else:
-        witnesses = [frames.find_witnesses(rows, rows.frame) for rows in every]
-    tallies = frames.tally(witnesses).persist()
+        witnesses = [frames.find_witnesses(rows, rows.frame, width) for rows in every]
+    tallies = frames.tally(witnesses, limits).persist()
     try:
         yield Tallied(proven, tallies)
     finally:
@@ -62,11 +64,11 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
     return proven, suspects
 
 
-def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool) -> DataFrame:
+def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool, width: int) -> DataFrame:
     """Return the witnesses of the windows that are not proven equal. Reads nothing if there are none."""
     some = set().union(*[suspects[number] for number in rows.comparisons])
     if not some:
-        return frames.find_witnesses(rows, rows.frame.limit(0))
+        return frames.find_witnesses(rows, rows.frame.limit(0), width)
     number = windows.window(rows.known_id, count, portable)
     if rows.select_windows is not None:
         few = rows.select_windows(some, count)
@@ -75,7 +77,7 @@ def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, por
     few = rows.open(few).withColumn("_window", number)
 
     def make_witness(role: Role, cell: Cell) -> Column:
-        said, mine = frames.make_witness(role, cell), suspects[role.comparison]
+        said, mine = frames.make_witness(role, cell, width), suspects[role.comparison]
         return said if mine == some else f.when(windows.is_among(f.col("_window"), mine, count), said)
 
     return frames.witnesses(few, rows.id, rows.map_roles(make_witness)).where("comparison IS NOT NULL")

@@ -14,12 +14,18 @@
    ========  =============================================================
 
 One id lost and another repeated leave the counts equal and are still two findings.
+
+Columns whose values may differ (``near`` of a role) are not in the digest. A witness has their values as ``near0`` ...,
+and the content of an id is the same if the greatest minus the least value is within the limit. Texts that are no values
+are compared exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -27,47 +33,64 @@ from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit.manifest import KINDS
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, digest
+from escrowmq.pipeline.sql.canonical import AMOUNT, to_amount
 from escrowmq.pipeline.sql.texts import NO_ID
 
 UNDECIDED = ("open", "parked")
 """States of half messages that can still change."""
 
 
-def make_witness(role: Role, cell: Cell = f.col) -> Column:
-    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds
-    a column of the row."""
+Limits = Mapping[int, Sequence[Decimal]]
+"""By comparison: how much the values of its ``near`` columns may differ."""
+
+
+def find_limits(every: Sequence[Rows]) -> Limits:
+    """Return the limits of all comparisons that have some."""
+    roles = [role for rows in every for speaker in rows.speakers for role in speaker.roles]
+    return {role.comparison: [limit for _, limit in role.near] for role in roles if role.near}
+
+
+def make_witness(role: Role, cell: Cell = f.col, width: int = 0) -> Column:
+    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint, and ``width``
+    values of ``near`` columns, decimals. ``cell`` finds a column of the row."""
+    amounts = {name: to_amount(cell(name), name.partition(" ")[0]) for name, _ in role.near}
+    exact: list[Column] = []
+    for name in role.columns:
+        no_value = amounts[name].isNull() if name in amounts else None
+        exact += [cell(name)] if no_value is None else [f.when(no_value, cell(name)), no_value]
+    near = [*amounts.values(), *[f.lit(None).cast(AMOUNT)] * (width - len(amounts))]
     return f.struct(
         f.lit(role.comparison).alias("comparison"),
         f.lit(int(role.expected)).cast("bigint").alias("expected"),
-        digest([cell(name) for name in role.columns]).alias("digest"),
+        digest(exact).alias("digest"),
+        *[amount.alias(f"near{n}") for n, amount in enumerate(near)],
     )
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Convert rows of a side and ``said`` (an array of :func:`make_witness`) → ``comparison, id, expected, digest``;
+    """Convert rows of a side and ``said`` (an array of :func:`make_witness`) → ``id`` and the fields of the witness;
     one row per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
-    return rows.select("said.comparison", "id", "said.expected", "said.digest")
+    return rows.select("id", "said.*")
 
 
-def find_witnesses(rows: Rows, some: DataFrame) -> DataFrame:
+def find_witnesses(rows: Rows, some: DataFrame, width: int = 0) -> DataFrame:
     """Convert some rows of the frame of ``rows`` to their witnesses in all roles."""
-    return witnesses(rows.open(some), rows.id, rows.map_roles(make_witness))
+    return witnesses(rows.open(some), rows.id, rows.map_roles(partial(make_witness, width=width)))
 
 
-def tally(frames: Sequence[DataFrame]) -> DataFrame:
+def tally(frames: Sequence[DataFrame], limits: Limits = MappingProxyType({})) -> DataFrame:
     """Convert witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content)."""
     together = reduce(DataFrame.unionByName, frames)
-    return (
-        together.groupBy("comparison", "id")
-        .agg(
-            f.sum("expected").alias("expected"),
-            f.sum(1 - f.col("expected")).alias("found"),
-            f.min("digest").alias("lowest"),
-            f.max("digest").alias("highest"),
-        )
-        .select("comparison", "id", "expected", "found", (f.col("lowest") == f.col("highest")).alias("same"))
-    )
+    names = [name for name in together.columns if name.startswith("near")]
+    same = f.min("digest") == f.max("digest")
+    for n, name in enumerate(names):
+        mine = [
+            f.when(f.col("comparison") == c, f.lit(its[n]).cast(AMOUNT)) for c, its in limits.items() if n < len(its)
+        ]
+        same &= f.coalesce(f.max(name) <= f.min(name) + f.coalesce(*mine), f.lit(True))
+    sums = [f.sum("expected").alias("expected"), f.sum(1 - f.col("expected")).alias("found")]
+    return together.groupBy("comparison", "id").agg(*sums, same.alias("same"))
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:

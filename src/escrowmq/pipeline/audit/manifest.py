@@ -29,6 +29,9 @@ KINDS = ("lost", "repeated", "altered", "leaked")
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
+ALL = "*"
+"""Stands for all columns of a table."""
+
 IDS = ("key", "message_id")
 """Where the id of a topic's messages can be; message ids are compared in hex."""
 
@@ -63,16 +66,27 @@ class File:
 class Comparison:
     """Two sides that must hold the same ids with the same ``columns``. Sides are ``file:``, ``table:``, ``topic:``,
     ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (the messages of
-    topic NAME that a consumer group was to handle, after discards and edits by operators)."""
+    topic NAME that a consumer group was to handle, after discards and edits by operators).
+
+    ``columns`` may be ALL. Those of ``exclude`` are not compared. Numbers may differ by the ``tolerance`` of their
+    column, times by ``clock_skew`` seconds."""
 
     expected: str
     found: str
     columns: tuple[str, ...]
     judges: tuple[str, ...] = KINDS
+    tolerance: dict[str, float] = field(default_factory=dict)
+    clock_skew: float = 0
+    exclude: tuple[str, ...] = ()
 
     @property
     def sides(self) -> tuple[str, str]:
         return self.expected, self.found
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that are compared, as far as they are named."""
+        return tuple(name for name in self.columns if name not in (ALL, *self.exclude))
 
 
 def of_group(name: str) -> tuple[str, str]:
@@ -129,10 +143,7 @@ class Manifest:
             log=raw["log"],
             tables={name: Table(**value) for name, value in raw["tables"].items()},
             topics=tuple(raw["topics"]),
-            comparisons=tuple(
-                Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
-                for c in raw["comparisons"]
-            ),
+            comparisons=tuple(Comparison(**_freeze(one)) for one in raw["comparisons"]),
             consumers=dict(raw.get("consumers", {})),
             files={name: File(**value) for name, value in raw.get("files", {}).items()},
             events=raw.get("events"),
@@ -178,6 +189,10 @@ class Manifest:
         return f"{url.get_backend_name()}://{url.host or ''}/{url.database or ''}"
 
 
+def _freeze(raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+
+
 Problem = tuple[tuple[str | int, ...], str]
 """The path of a value of the JSON, and what is wrong with it."""
 
@@ -192,10 +207,13 @@ _FIELDS: dict[str, dict[str, tuple[type, bool]]] = {
         **{"unique": (bool, False)},
     },
     "file": {"path": (str, True), "id": (str, True), "where": (dict, False)},
-    "comparison": {"expected": (str, True), "found": (str, True), "columns": (list, True), "judges": (list, False)},
+    "comparison": {
+        **{"expected": (str, True), "found": (str, True), "columns": (list, True), "judges": (list, False)},
+        **{"tolerance": (dict, False), "clock_skew": (float, False), "exclude": (list, False)},
+    },
 }
 """Fields by what has them: type, and whether it is required."""
-_NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+_NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false", float: "a number"}
 
 
 def find_problems(raw: Any) -> list[Problem]:
@@ -233,13 +251,19 @@ def _check_fields(kind: str, what: str, value: Any, at: tuple[str | int, ...]) -
         if name not in value:
             if is_required:
                 yield at, f"{what} has no field {name!r}"
-        elif not isinstance(value[name], type_):
+        elif not _is_a(type_, value[name]):
             yield (*at, name), f"{what} has a field {name!r} that is not {_NAMES[type_]}"
-        elif name in ("where", "consumers", "ids", "topics", "columns", "judges"):
+        elif name in ("where", "consumers", "ids", "topics", "columns", "judges", "exclude"):
             inner = value[name].items() if type_ is dict else enumerate(value[name])
             for key, one in inner:
                 if not isinstance(one, str):
                     yield (*at, name, key), f"{what}: {key!r} of {name!r} is not a text"
+
+
+def _is_a(type_: type, value: Any) -> bool:
+    if type_ is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, type_)
 
 
 def _check_comparison(raw: Any, value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
@@ -251,3 +275,26 @@ def _check_comparison(raw: Any, value: Any, at: tuple[str | int, ...]) -> Iterat
             yield (*at, field_), f"a comparison names {value[field_]!r}, which is not described"
     if unknown := set(value.get("judges", ())) - set(KINDS):
         yield (*at, "judges"), f"a comparison judges {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}"
+    yield from _check_columns(value, at)
+
+
+def _check_columns(value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
+    """Yield what is wrong with the columns of a comparison, as far as the manifest itself shows it."""
+    columns, excluded = value["columns"], value.get("exclude", ())
+    if ALL in columns:
+        if len(columns) > 1:
+            yield (*at, "columns"), f"{ALL!r} stands for all columns, so no others can be named"
+        if not any(value[side].startswith("table:") for side in ("expected", "found")):
+            yield (*at, "columns"), f"{ALL!r} stands for all columns of a table, and neither side is one"
+    else:
+        for number, name in enumerate(excluded):
+            if name not in columns:
+                yield (*at, "exclude", number), f"excluded column {name!r} is not one of {', '.join(columns)}"
+    for name, limit in value.get("tolerance", {}).items():
+        if name in excluded or (name not in columns and ALL not in columns):
+            yield (*at, "tolerance", name), f"column {name!r} has a tolerance, but it is not compared"
+        if not _is_a(float, limit) or not (limit == 0 or 1e-18 <= limit <= 10**18):
+            yield (*at, "tolerance", name), f"the tolerance of {name!r} is a number from 1e-18 to 1e18, or 0"
+    skew = value.get("clock_skew", 0)
+    if not (skew == 0 or 1e-6 <= skew <= 10**9):
+        yield (*at, "clock_skew"), "the clock skew is a number of seconds from 1e-6 to 1e9, or 0"

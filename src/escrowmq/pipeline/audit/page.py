@@ -28,6 +28,7 @@ BUCKETS = 160
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
 _MOST_ROWS = 100
+_NULL = "<i>NULL</i>"
 _QUESTION = "Did every message reach everyone it concerns, once?"
 
 
@@ -65,7 +66,8 @@ def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str =
     parts = [_head(verdict)]
     if pictures.over_time:
         parts += [draw(pictures, events) for draw in (_states, _escrow, _draw_checks)] + [_latency(pictures)]
-    parts += [_comparisons(verdict), _findings(verdict), _kills(events, pictures), _leaders(events, pictures)]
+    parts += [_comparisons(verdict), _draw_differing(verdict), _findings(verdict)]
+    parts += [_kills(events, pictures), _leaders(events, pictures)]
     return document(f"EscrowMQ audit {verdict.title}".strip(), "".join(parts), command=command, made=made)
 
 
@@ -73,6 +75,8 @@ def _head(verdict: Verdict) -> str:
     mood, words = ("agree", "All sides agree") if verdict.agrees else ("disagree", "The sides disagree")
     note = f"The log may be incomplete: {escape(verdict.incomplete)}."
     unseen = f'<p class="note">{note}</p>' if verdict.incomplete else ""
+    if verdict.sample:
+        unseen += f'<p class="note">A sample: {verdict.sample} of the ids. All numbers are those of the sample.</p>'
     plain = ("ids", "committed", "rolled_back", "consumed", "checks", *(["kills"] if verdict.kills else []))
     judged = {name: getattr(verdict, name) for name in ("lost", "repeated", "altered", "leaked", "orphaned")}
     return (
@@ -147,6 +151,23 @@ def _comparisons(verdict: Verdict) -> str:
         begin = escape(describe_beginnings(verdict.beginnings))
         note += f" The log does not begin at its first message ({begin}): earlier messages cannot be compared."
     return section("What was compared", note, table(heads, rows))
+
+
+def _draw_differing(verdict: Verdict) -> str:
+    if not verdict.differing:
+        return ""
+    rows = []
+    for one in verdict.differing:
+        head = [escape(one.between), f"<code>{escape(one.column)}</code>", f"{one.ids:,} of {one.examined:,}"]
+        for pair in one.pairs:
+            values = (
+                _NULL if value is None else f"<code>{escape(value)}</code>" for value in (pair.expected, pair.found)
+            )
+            rows.append([*head, f"<code>{escape(pair.id)}</code>", *values])
+            head = [""] * 3
+    heads = ["between", "column", "#altered ids", "id", "expected", "found"]
+    note = "The column that differs in most altered ids, with the first of them."
+    return section("Columns that differ most", note, table(heads, rows))
 
 
 def _findings(verdict: Verdict) -> str:

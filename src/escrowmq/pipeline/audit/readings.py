@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
 from pyspark.sql import functions as f
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegralType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
-from escrowmq.pipeline.audit.rows import Role, Rows, Speaker
+from escrowmq.pipeline.audit.parts.columns import STORED, find_native, make_role
+from escrowmq.pipeline.audit.parts.sample import is_sampled
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
 from escrowmq.pipeline.log import BrokerLog
 from escrowmq.pipeline.sql import texts
@@ -41,11 +31,12 @@ _BODY = "_fields"
 
 
 class Readings:
-    """All sides of one run."""
+    """All sides of one run. ``sample``: only so many ids, see :mod:`escrowmq.pipeline.audit.parts.sample`."""
 
-    def __init__(self, spark: SparkSession, manifest: Manifest, log: BrokerLog) -> None:
+    def __init__(self, spark: SparkSession, manifest: Manifest, log: BrokerLog, sample: int | None = None) -> None:
         self.spark = spark
         self._manifest = manifest
+        self.sample = sample
         self.log = log
         self._places: dict[str, DataFrame] = {}
         self._natives: dict[str, dict[str, str | None]] = {}
@@ -62,37 +53,39 @@ class Readings:
             self._places[group] = delivered.find_places(self.log, group).persist()
         return self._places[group]
 
-    def read_rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
+    def read_rows(self, comparisons: Sequence[Comparison], *, whole: bool = False) -> list[Rows]:
         """Return the sides of these comparisons: one frame each for all tables, all topics and all half messages, and
-        one for each file."""
+        one for each file. ``whole``: not only the sample."""
+        sample = None if whole else self.sample
         self._learn_types(comparisons)
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
             for side, is_expected in zip(c.sides, (True, False), strict=True):
-                roles.setdefault(side, []).append(Role(number, is_expected, self.compared_columns(c)))
+                roles.setdefault(side, []).append(self.make_role(number, c, is_expected))
         of = {
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "group", "file")
         }
         made = [self._read_file(name, its) for name, its in of["file"].items()]
         together = (("topic", self._read_topics), ("half", self._read_halves))
-        made += self._read_tables(of["table"]) if of["table"] else []
+        made += self._read_tables(of["table"], sample) if of["table"] else []
         made += [read(of[kind]) for kind, read in together if of[kind]]
         by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
         for name, its in of["group"].items():
             group, topic = of_group(name)
             by_group.setdefault(group, {})[topic] = its
         made += [self._read_delivered(group, its) for group, its in by_group.items()]
-        return made
+        return made if sample is None else [_take_sample(rows, sample) for rows in made]
 
     def read_half(self) -> DataFrame:
         """Return the half messages of the topics → ``transaction, checks, stored_us, hashed, id, state``. Rows are
         small: the id is hashed. The id itself and the state are included only for undecided transactions."""
         open_ = f.col("state").isin(*frames.UNDECIDED)
+        known_id = f.coalesce(self.id, f.lit(texts.NO_ID))
+        is_read = f.col("topic").isin(*self._manifest.topics)
+        is_read &= f.lit(True) if self.sample is None else is_sampled(known_id, self.sample)
         return timeline.select_half(
-            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]).where(
-                f.col("topic").isin(*self._manifest.topics)
-            ),
+            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]).where(is_read),
             f.xxhash64(self.id).alias("hashed"),
             f.when(open_, self.id).alias("id"),
             f.when(open_, f.col("state")).alias("state"),
@@ -104,28 +97,25 @@ class Readings:
         used: dict[str, set[str]] = {}
         for c in comparisons:
             for side in c.sides:
-                used.setdefault(side, set()).update(c.columns)
+                used.setdefault(side, set()).update(c.named)
         for side, columns in used.items():
             kind, _, name = side.partition(":")
             if kind == "table":
                 self._natives[side] = check_columns(self._manifest, name, columns)
             elif kind == "file":
                 schema = self._open_file(name).schema
-                self._natives[side] = {field.name: _find_native(field.dataType) for field in schema.fields}
+                self._natives[side] = {field.name: find_native(field.dataType) for field in schema.fields}
 
-    def compared_columns(self, comparison: Comparison) -> tuple[str, ...]:
-        """Return the columns of a comparison, each with the kind in which it is compared: ``number cents``. Between two
-        sides of messages, MESSAGE_COLUMNS are compared as they are stored, which is cheaper than text."""
-        made = []
-        for name in comparison.columns:
-            natives = [self._natives.get(side, {}).get(name) for side in comparison.sides]
-            stored = natives == [None, None] and name in MESSAGE_COLUMNS
-            made.append(f"{_STORED if stored else texts.unify(natives)} {name}")
-        return tuple(made)
+    def make_role(self, number: int, comparison: Comparison, is_expected: bool) -> Role:
+        """Return the role of a side. Raises as :func:`escrowmq.pipeline.audit.parts.columns.make_role`."""
+        return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
-    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]]) -> list[Rows]:
+    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:
         """Return the rows of tables: those of which a server computes checksums, and the others."""
-        sides = [TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"]) for name, its in roles.items()]
+        sides = [
+            TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"], sample)
+            for name, its in roles.items()
+        ]
         groups = [[side for side in sides if side.summed is summed] for summed in (True, False)]
         return [read_tables(self.spark, group) for group in groups if group]
 
@@ -217,20 +207,18 @@ class Readings:
         return Rows(frame, self.id, speakers, _list_made_columns(roles), slim)
 
 
-_NATIVES: tuple[tuple[type[DataType], str], ...] = (
-    (BooleanType, "boolean"),
-    (IntegralType, "integer"),
-    (FloatType, "float32"),
-    (DoubleType, "float"),
-    (DecimalType, "decimal"),
-    (TimestampType, "time"),
-    (TimestampNTZType, "time"),
-    (BinaryType, "bytes"),
-)
+def _take_sample(rows: Rows, parts: int) -> Rows:
+    """Return the rows of a sample. Servers that compute sums select it themselves."""
+    if rows.sum_windows is not None:
+        return rows
+    is_in = is_sampled(rows.known_id, parts)
+    return replace(rows, frame=rows.frame.where(is_in), slim=None if rows.slim is None else rows.slim.where(is_in))
 
 
-def _find_native(type_: DataType) -> str:
-    return next((kind for one, kind in _NATIVES if isinstance(type_, one)), "text")
+def show_cell(key: str, cell: Cell) -> Column:
+    """Return the text of a cell, also of one that is compared as it is stored."""
+    kind, _, name = key.partition(" ")
+    return (_OWN[name]() if kind == STORED else cell(key)).cast("string")
 
 
 def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
@@ -255,7 +243,7 @@ def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> list[dict[str, 
 def _make_canonical(keys: Collection[str]) -> dict[str, Column]:
     """Return the canonical texts of plain texts, under the same names."""
     kinds = {_name_cell(key): key.partition(" ")[0] for key in keys}
-    return {name: canonical(name, kind) for name, kind in kinds.items() if kind not in (_STORED, "text")}
+    return {name: canonical(name, kind) for name, kind in kinds.items() if kind not in (STORED, "text")}
 
 
 def _name_cell(key: str) -> str:
@@ -269,7 +257,7 @@ def _find_cell(key: str) -> Column:
 
 def _make_text(key: str) -> Column:
     kind, _, name = key.partition(" ")
-    if kind == _STORED:
+    if kind == STORED:
         return _sort_properties() if name == "properties" else f.col(name)
     if name == "body" and kind in ("bytes", "uuid"):
         return _to_hex(f.col(name))
@@ -296,7 +284,6 @@ def _format_transaction() -> Column:
     return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)
 
 
-_STORED = "stored"
 _OWN: dict[str, Callable[[], Column]] = {
     "message_id": lambda: _to_hex(f.col("message_id")),
     "transaction_id": _format_transaction,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -11,17 +13,21 @@ from pyspark.sql import functions as f
 
 from escrowmq.pipeline.sql.texts import NO_ID
 
+_PARTS = 1024
+"""Windows by which a server finds the rows of some ids."""
 Cell = Callable[[str], Column]
 """Finds a column of a row by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The role of a side in one comparison: the expected side, or the side that is compared with it."""
+    """The role of a side in one comparison: the expected side, or the side that is compared with it. ``near`` are the
+    columns whose values may differ, and by how much (times: in microseconds)."""
 
     comparison: int
     expected: bool
     columns: tuple[str, ...]
+    near: tuple[tuple[str, Decimal], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +74,14 @@ class Rows:
         """Return ``frame``, some rows of this one, with the expensive columns of ``made`` added, such as parsed
         JSON."""
         return reduce(lambda made, columns: made.withColumns(dict(columns)), self.made, frame)
+
+    def select_ids(self, ids: Collection[str]) -> DataFrame:
+        """Return the rows of some ids."""
+        frame = self.frame
+        if self.select_windows is not None:
+            some = {int(hashlib.md5(id.encode()).hexdigest()[:15], 16) % _PARTS for id in ids}
+            frame = self.select_windows(some, _PARTS)
+        return frame.where(self.known_id.isin(list(ids)))
 
     @property
     def known_id(self) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +11,12 @@ from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.comparing import Tallied, tally_sides
 from escrowmq.pipeline.audit.events import Events
+from escrowmq.pipeline.audit.explained.differing import find_differing
+from escrowmq.pipeline.audit.explained.reasons import explain_findings
 from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
 from escrowmq.pipeline.audit.page import Pictures, write_page
+from escrowmq.pipeline.audit.parts.sample import parse_sample, show_sample
 from escrowmq.pipeline.audit.readings import Readings
-from escrowmq.pipeline.audit.reasons import explain_findings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.pipeline.coverage import Coverage, read_coverage
@@ -41,6 +43,7 @@ def run(
     progress: Callable[[str], None] | None = None,
     page: bool = True,
     windows: int | None = None,
+    sample: str | None = None,
 ) -> Verdict:
     """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`), and write ``verdict.json`` and ``report.html``
     there.
@@ -49,10 +52,12 @@ def run(
     None starts a session for the audit: on this machine, or on the cluster ``master`` (``spark://HOST:PORT``), whose
     workers must see the run folder under the same path. ``progress`` is called with the current step. ``windows`` is
     the number of hash windows whose checksums are compared first; 0 reads all rows at once, None chooses by the size of
-    the log. It does not change the verdict. A disagreement is a verdict, not an error. Raises Misuse if the folder, one
-    of its databases or Java is missing.
+    the log. It does not change the verdict. ``sample`` (``"1%"``) compares only that share of the ids, chosen by their
+    hash. A disagreement is a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is
+    missing.
     """
     on_step = progress or (lambda _: None)
+    parts = None if sample is None else parse_sample(sample)
     manifest = Manifest.read(folder)
     with unwrap_errors(), ExitStack() as stack:
         on_step("reading the limits of the log")
@@ -63,7 +68,8 @@ def run(
             spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
         on_step("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
-        readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url, whole=not covered.incomplete))
+        log = BrokerLog(spark, manifest.log_url, whole=not covered.incomplete)
+        readings = Readings(spark, manifest, log, parts)
         if windows is None:
             windows = WINDOWS if rows > FEW_ROWS else 0
         verdict, pictures = audit(manifest, readings, events, covered, windows=windows)
@@ -88,6 +94,7 @@ def audit(
     every = [*manifest.comparisons, *_list_consumer_comparisons(manifest)]
     tied = list(range(len(manifest.comparisons), len(every)))
     judges = [comparison.judges for comparison in every]
+    labels = {number: " → ".join(map(manifest.label, c.sides)) for number, c in enumerate(manifest.comparisons)}
     with ExitStack() as stack:
         stack.callback(readings.close)
         sides = readings.read_rows(every)
@@ -112,10 +119,12 @@ def audit(
             checks=total["asked"],
             consumers={name: found_rows[f"table:{table}"] for name, table in manifest.consumers.items()},
             comparisons=sides_found,
-            findings=_name_findings(manifest, readings, covered, wrong),
+            findings=_name_findings(manifest, readings, covered, wrong, labels),
             findings_in_all=wrong.count(),
             beginnings=covered.beginnings,
             incomplete=covered.incomplete,
+            differing=find_differing(readings, manifest.comparisons, labels, wrong),
+            sample=show_sample(readings.sample),
         )
         return verdict, Pictures.of(timeline.unpack(packed), total["first_us"], total["last_us"])
 
@@ -155,11 +164,12 @@ def _find_consumed(done: Tallied, numbers: Sequence[int]) -> int:
     return done.proven.get(numbers[0], 0) + frames.find_common_ids(done.tallies.where("expected > 0"), numbers).count()
 
 
-def _name_findings(manifest: Manifest, readings: Readings, covered: Coverage, wrong: DataFrame) -> tuple[Finding, ...]:
+def _name_findings(
+    manifest: Manifest, readings: Readings, covered: Coverage, wrong: DataFrame, labels: Mapping[int, str]
+) -> tuple[Finding, ...]:
     """Return the first findings, ordered by kind and id, with their explanations."""
     rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
     reasons = explain_findings(manifest, readings, covered, rows)
-    labels = {number: " → ".join(map(manifest.label, c.sides)) for number, c in enumerate(manifest.comparisons)}
     return tuple(
         Finding(r["kind"], r["id"], labels.get(r["comparison"], "still in escrow"), r["expected"], r["found"], reason)
         for r, reason in zip(rows, reasons, strict=True)

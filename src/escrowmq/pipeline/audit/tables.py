@@ -51,9 +51,16 @@ class TableSide:
     dialect: str
 
     @classmethod
-    def of(cls, manifest: Manifest, name: str, roles: tuple[Role, ...], natives: Mapping[str, str | None]) -> TableSide:
+    def of(
+        cls,
+        manifest: Manifest,
+        name: str,
+        roles: tuple[Role, ...],
+        natives: Mapping[str, str | None],
+        sample: int | None = None,
+    ) -> TableSide:
         """Plan the read of a table for these roles. ``natives`` are the native kinds of its columns."""
-        base = make_read(manifest, name)
+        base = replace(make_read(manifest, name), sample=sample)
         keys = tuple(sorted({key for role in roles for key in role.columns}))
         named = [(kind, column) for kind, _, column in (key.partition(" ") for key in keys)]
         columns = [Text(column, natives[column] or "text", kind) for kind, column in named]

@@ -29,6 +29,32 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """An altered id with the values of one column on both sides, at most 200 letters of each; None is NULL, or a field
+    that is missing."""
+
+    id: str
+    expected: str | None
+    found: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """The column of a comparison that differs in most altered ids. ``ids`` counts them among the first ``examined``
+    altered ids, ``pairs`` has the first three."""
+
+    between: str
+    column: str
+    ids: int
+    examined: int
+    pairs: tuple[Pair, ...]
+
+    def __str__(self) -> str:
+        values = "; ".join(f"{pair.id}: {pair.expected} → {pair.found}" for pair in self.pairs)
+        return f"{self.column} differs in {self.ids:,} of {self.examined:,} altered ids ({values})"
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """One comparison in numbers: the names of both sides, the number of ids, and rows on either side."""
 
@@ -63,6 +89,8 @@ class Verdict:
     beginnings: tuple[Beginning, ...] = ()  # queues whose first messages were removed and cannot be compared
     title: str = ""
     incomplete: str = ""  # what may be missing at the end of the log, and why; "" if nothing
+    differing: tuple[Differing, ...] = ()  # the column that differs most, of each comparison with altered ids
+    sample: str = ""  # the share of ids that was compared, as "1%"; all numbers are those of the sample; "" if all
 
     @property
     def agrees(self) -> bool:
@@ -101,6 +129,8 @@ def write_junit(path: Path, verdict: Verdict) -> None:
                 for one in verdict.findings
                 if one.between == name
             ]
-            failure = ElementTree.SubElement(case, "failure", message=f"{wrong:,} ids differ")
+            lines += [str(one) for one in verdict.differing if one.between == name]
+            sample = f" in a sample of {verdict.sample} of the ids" if verdict.sample else ""
+            failure = ElementTree.SubElement(case, "failure", message=f"{wrong:,} ids differ{sample}")
             failure.text = "\n".join(lines).translate(_BAD)
     ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)

@@ -57,6 +57,22 @@ def canonical(name: str, kind: str) -> Column:
     return f.expr(_KINDS[kind].replace("TEXT", f"`{name}`")) if kind in _KINDS else f.col(f"`{name}`")
 
 
+AMOUNT = "decimal(37, 18)"
+"""The type of values that are compared with a tolerance."""
+
+
+def to_amount(text: Column, kind: str) -> Column:
+    """Return the value of a canonical text of a number or a time. Null for a text that is no value, and for values of
+    20 and more digits before the point. Digits after the 18th behind the point are rounded."""
+    if kind in ("float", "float32"):
+        bits = f.replace(text, f.lit("-"), f.lit("")).try_cast("bigint")
+        decoded = f.java_method(f.lit("java.lang.Double"), f.lit("longBitsToDouble"), bits)
+        shown = decoded.cast("double").cast("float").cast("string") if kind == "float32" else decoded
+        is_finite = text.rlike("^-?[0-9]{1,19}$") & bits.isNotNull()
+        return f.when(is_finite, f.concat(f.regexp_extract(text, "^-?", 0), shown)).try_cast(AMOUNT)
+    return f.when(text.rlike("^-?[0-9]{1,19}([.][0-9]{1,400})?$"), text).try_cast(AMOUNT)
+
+
 def to_micros(time: Column) -> Column:
     """Return the canonical text of a timestamp."""
     return f.unix_micros(time).cast("string")

@@ -48,8 +48,9 @@ class Sum:
 class TextRead:
     """A read of ``columns``, of which the first is the id, of the rows of ``table`` at ``url`` whose columns equal the
     texts of ``where``. ``windows`` is the number of hash windows of ids (see
-    :mod:`escrowmq.pipeline.audit.windows`); ``only`` limits the rows to some of them. With ``sums``, checksums are
-    read instead of rows. ``inode``: see :func:`escrowmq.pipeline.sql.tables.check_there`."""
+    :mod:`escrowmq.pipeline.audit.windows`); ``only`` limits the rows to some of them, and ``sample`` to so many of
+    SAMPLED_OF parts of the ids (not in SQLite, which has no hash). With ``sums``, checksums are read instead of rows.
+    ``inode``: see :func:`escrowmq.pipeline.sql.tables.check_there`."""
 
     url: str
     table: str
@@ -57,6 +58,7 @@ class TextRead:
     where: tuple[tuple[str, str, str], ...] = ()
     windows: int = 1
     only: tuple[int, ...] | None = None
+    sample: int | None = None
     sums: tuple[Sum, ...] = ()
     inode: int | None = None
 
@@ -139,10 +141,12 @@ class TextRead:
             elif bound is not None:
                 conditions.append(f"{quote(key)} {sign} :{name}")
                 values[name] = bound
+        id = self.columns[0]
+        hashed = texts.hash_id(dialect, texts.select_text(dialect, quote(id.name), id.native, id.kind))
         if self.only is not None:
-            id = self.columns[0]
-            hashed = texts.hash_id(dialect, texts.select_text(dialect, quote(id.name), id.native, id.kind))
             conditions.append(f"{hashed} % {self.windows} IN ({', '.join(map(str, sorted(self.only)))})")
+        if self.sample is not None and dialect != "sqlite":
+            conditions.append(f"{hashed} % {texts.SAMPLED_OF} < {self.sample}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {selected} FROM {quote(self.table)}{where}", values
 

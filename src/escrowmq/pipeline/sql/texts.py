@@ -28,6 +28,9 @@ import sqlalchemy as sa
 NO_ID = "(no id)"
 """Stands for an id that is null."""
 
+SAMPLED_OF = 1_000_000
+"""A sample consists of the ids whose hash modulo this number is below a limit."""
+
 _NATIVE: tuple[tuple[type[Any], str], ...] = (
     (sa.Boolean, "boolean"),
     (sa.Integer, "integer"),

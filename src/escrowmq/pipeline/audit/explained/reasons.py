@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import functions as f
@@ -18,7 +19,6 @@ from escrowmq.errors import Code, EscrowError
 from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.readings import Readings
-from escrowmq.pipeline.audit.rows import Role
 from escrowmq.pipeline.coverage import Coverage, describe_beginnings
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.wire import HALF_VIEW_NAME
@@ -72,7 +72,8 @@ def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) 
 
 def _explain_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, str]) -> dict[str, str]:
     group, topic = of_group(comparison.expected.partition(":")[2])
-    role = Role(0, True, readings.compared_columns(comparison))
+    comparison = replace(comparison, tolerance={}, clock_skew=0)  # which version had its effect is a question of bytes
+    role = readings.make_role(0, comparison, True)
     ids = list(kinds)
     versions = readings.read_versions(group, topic, role).where(f.col("id").isin(ids) | f.col("new_id").isin(ids))
     changed = [row.asDict() for row in versions.orderBy(*delivered.PLACE).limit(_MOST_ROWS).collect()]
@@ -119,10 +120,10 @@ def _explain_act(row: Wrong, group: str, effects: _Effects) -> str:
 def _read_effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
     """Return the rows of the found side for some ids, read as in this comparison."""
     found: _Effects = Counter()
-    for rows in readings.read_rows([comparison]):
+    for rows in readings.read_rows([comparison], whole=True):  # the other version may be outside a sample
         if all(role.expected for speaker in rows.speakers for role in speaker.roles):
             continue
-        said = frames.find_witnesses(rows, rows.frame.where(rows.known_id.isin(list(ids)))).where("expected = 0")
+        said = frames.find_witnesses(rows, rows.select_ids(ids)).where("expected = 0")
         found.update((row["id"], row["digest"]) for row in said.limit(_MOST_ROWS).collect())
     return found
 

@@ -1,0 +1,1 @@
+"""What is known about findings: their reasons, and the columns that differ."""

@@ -1,0 +1,113 @@
+"""The columns that differ in altered ids, with sample values.
+
+Only the first altered ids of each comparison are read again, so a run without altered ids pays nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+
+import numpy as np
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from escrowmq.pipeline.audit.manifest import Comparison
+from escrowmq.pipeline.audit.readings import Readings, show_cell
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows
+from escrowmq.pipeline.audit.verdict import Differing, Pair
+from escrowmq.pipeline.sql.canonical import AMOUNT, to_amount
+
+EXAMINED = 1000
+"""Maximum number of altered ids of a comparison that are read again."""
+PAIRS = 3
+_LETTERS = 200
+"""Maximum length of a sample value."""
+
+
+def find_differing(
+    readings: Readings, comparisons: Sequence[Comparison], labels: Mapping[int, str], wrong: DataFrame
+) -> tuple[Differing, ...]:
+    """Find the column that differs most in each comparison with altered ids. ``wrong`` are the findings of all."""
+    first = f.row_number().over(Window.partitionBy("comparison").orderBy("id")) <= EXAMINED
+    altered = wrong.where("kind = 'altered'").withColumn("first", first).where("first").select("comparison", "id")
+    ids: dict[int, list[str]] = {}
+    for row in altered.collect():
+        ids.setdefault(row["comparison"], []).append(row["id"])
+    numbers = sorted(ids)
+    if not numbers:
+        return ()
+    every = readings.read_rows([comparisons[number] for number in numbers])
+    roles = {role.comparison: role for rows in every for speaker in rows.speakers for role in speaker.roles}
+    wanted = {n: ids[number] for n, number in enumerate(numbers)}
+    cells = reduce(DataFrame.unionByName, [_read_cells(rows, wanted) for rows in every])
+    found: dict[int, Differing] = {}
+    for row in _compare_cells(cells, roles).orderBy(f.desc("ids"), "place").collect():
+        number = numbers[row["comparison"]]
+        kind, _, name = roles[row["comparison"]].columns[row["place"]].partition(" ")
+        pairs = tuple(Pair(one["id"], _show(one["before"], kind), _show(one["after"], kind)) for one in row["pairs"])
+        found.setdefault(number, Differing(labels[number], name, row["ids"], len(ids[number]), pairs))
+    return tuple(found[number] for number in sorted(found))
+
+
+def _read_cells(rows: Rows, ids: Mapping[int, Sequence[str]]) -> DataFrame:
+    """Return the values of some ids → ``comparison, id, expected, place`` (number of the column), ``text, amount``."""
+
+    def make_cells(role: Role, cell: Cell) -> Column:
+        near = dict(role.near)
+        amounts = [to_amount(cell(key), key.partition(" ")[0]) if key in near else f.lit(None) for key in role.columns]
+        texts = [show_cell(key, cell) for key in role.columns]
+        return f.struct(
+            f.lit(role.comparison).alias("comparison"),
+            f.lit(role.expected).alias("expected"),
+            f.array(*texts).cast("array<string>").alias("texts"),
+            f.array(*amounts).cast(f"array<{AMOUNT}>").alias("amounts"),
+        )
+
+    mine = {id for number in rows.comparisons for id in ids[number]}
+    said = rows.open(rows.select_ids(mine)).select(rows.known_id.alias("id"), f.explode(rows.map_roles(make_cells)))
+    wanted = [(f.col("comparison") == number) & f.col("id").isin(list(its)) for number, its in ids.items()]
+    chosen = said.select("id", "col.*").where(reduce(Column.__or__, wanted))
+    pairs = f.posexplode(f.arrays_zip("texts", "amounts")).alias("place", "cell")
+    names = ["comparison", "id", "expected"]
+    parts = [f.col("cell.texts").alias("text"), f.col("cell.amounts").alias("amount")]
+    return chosen.select(*names, pairs).select(*names, "place", *parts)
+
+
+def _compare_cells(cells: DataFrame, roles: Mapping[int, Role]) -> DataFrame:
+    """Convert cells → ``comparison, place, ids`` (whose values differ there), ``pairs`` (the first of them)."""
+    value = f.struct(f.col("text").isNull(), "text")
+    before, after = f.min(f.when(f.col("expected"), value)), f.when(~f.col("expected"), value)
+    by_id = cells.groupBy("comparison", "id", "place").agg(
+        (f.min(value) != f.max(value)).alias("unequal"),
+        (f.count("amount") == f.count("*")).alias("are_amounts"),
+        (f.max("amount") - f.min("amount")).alias("distance"),
+        before["text"].alias("before"),
+        # of several rows one that differs from the expected one, if there is such
+        f.when(f.max(after) != before, f.max(after)).otherwise(f.min(after))["text"].alias("after"),
+    )
+    limits = [
+        f.when((f.col("comparison") == number) & (f.col("place") == role.columns.index(key)), f.lit(limit).cast(AMOUNT))
+        for number, role in roles.items()
+        for key, limit in role.near
+    ]
+    is_near = f.col("are_amounts") & (f.col("distance") <= f.coalesce(*limits)) if limits else f.lit(False)
+    differ = by_id.where(f.col("unequal") & ~f.coalesce(is_near, f.lit(False)))
+    short = [f.substring(name, 1, _LETTERS).alias(name) for name in ("before", "after")]
+    pairs = f.slice(f.sort_array(f.collect_list(f.struct("id", *short))), 1, PAIRS)
+    return differ.groupBy("comparison", "place").agg(f.count("*").alias("ids"), pairs.alias("pairs"))
+
+
+def _show(text: str | None, kind: str) -> str | None:
+    """Return a canonical text as a person writes the value."""
+    with suppress(ValueError, OverflowError, struct.error):
+        if text is not None and kind == "time":
+            return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(text))).isoformat()
+        if text is not None and kind in ("float", "float32"):
+            [value] = struct.unpack("<d", struct.pack("<q", abs(int(text))))
+            shown = value if kind == "float" else np.float32(value)
+            return f"{'-' if text.startswith('-') else ''}{shown!s}"
+    return text

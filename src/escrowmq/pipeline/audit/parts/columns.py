@@ -1,0 +1,102 @@
+"""The columns of a comparison: which they are, the kind in which each is compared, and by how much its values may
+differ. Types are known of tables and files; messages have none, and take those of the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.audit.manifest import ALL, MESSAGE_COLUMNS, Comparison, Manifest
+from escrowmq.pipeline.audit.rows import Role
+from escrowmq.pipeline.sql import texts
+
+STORED = "stored"
+"""The kind of MESSAGE_COLUMNS between two sides of messages. They are compared as they are stored, which is cheaper
+than text."""
+Natives = Mapping[str, Mapping[str, str | None]]
+"""The native kinds of the columns of tables and files, by side."""
+_NUMBERS = ("number", "float", "float32")
+_NATIVES: tuple[tuple[type[DataType], str], ...] = (
+    (BooleanType, "boolean"),
+    (IntegralType, "integer"),
+    (FloatType, "float32"),
+    (DoubleType, "float"),
+    (DecimalType, "decimal"),
+    (TimestampType, "time"),
+    (TimestampNTZType, "time"),
+    (BinaryType, "bytes"),
+)
+
+
+def find_native(type_: DataType) -> str:
+    """Return the native kind of a column of a file."""
+    return next((kind for one, kind in _NATIVES if isinstance(type_, one)), "text")
+
+
+def list_columns(manifest: Manifest, comparison: Comparison, natives: Natives) -> tuple[str, ...]:
+    """Return the names of the columns that are compared. ALL are those of the expected side if it is a table, otherwise
+    of the other side, without its id and the columns of ``where``."""
+    if ALL not in comparison.columns:
+        return comparison.named
+    side = next(side for side in comparison.sides if side.startswith("table:"))
+    table = manifest.tables[side.removeprefix("table:")]
+    return tuple(name for name in natives[side] if name not in (table.id, *table.where, *comparison.exclude))
+
+
+def make_role(manifest: Manifest, number: int, comparison: Comparison, is_expected: bool, natives: Natives) -> Role:
+    """Return the role of a side in a comparison. Its columns have their kind in front: ``number cents``. Raises
+    Misuse(BAD_ARGUMENT) for :func:`find_column_problems`."""
+    for _, problem in find_column_problems(manifest, comparison, natives):
+        raise Misuse(Code.BAD_ARGUMENT, f"{comparison.expected} → {comparison.found}: {problem}")
+    keys, near = [], []
+    skew = Decimal(str(comparison.clock_skew)) * 1_000_000
+    for name in list_columns(manifest, comparison, natives):
+        kind = _find_kind(comparison, name, natives)
+        keys.append(f"{kind} {name}")
+        limit = skew if kind == "time" else Decimal(str(comparison.tolerance.get(name, 0)))
+        near += [(keys[-1], limit)] if limit else []
+    return Role(number, is_expected, tuple(keys), tuple(near))
+
+
+def find_column_problems(
+    manifest: Manifest, comparison: Comparison, natives: Natives
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the errors that only the types of the columns show: the path of a field of the comparison, and a text."""
+    names = list_columns(manifest, comparison, natives)
+    typed = {side: natives[side] for side in comparison.sides if side in natives}
+    for side, columns in typed.items():
+        if lacking := sorted(set(names) - columns.keys()):
+            yield ("columns",), f"{manifest.label(side)} has no column {', '.join(lacking)}: exclude it"
+    for name in comparison.exclude:
+        if typed and not any(name in columns for columns in typed.values()) and ALL in comparison.columns:
+            yield ("exclude",), f"there is no column {name!r} to exclude"
+    kinds = {name: _find_kind(comparison, name, natives) for name in names}
+    for name in comparison.tolerance:
+        if name not in kinds:
+            yield ("tolerance", name), f"column {name!r} has a tolerance, but it is not compared"
+        elif kinds[name] not in _NUMBERS:
+            yield ("tolerance", name), f"column {name!r} has a tolerance, but it is compared as {kinds[name]}"
+    if comparison.clock_skew and "time" not in kinds.values():
+        yield ("clock_skew",), "no column is compared as a time"
+
+
+def _find_kind(comparison: Comparison, name: str, natives: Natives) -> str:
+    """Return the kind in which a column is compared. A field of messages on both sides is a number if it has a
+    tolerance."""
+    both = [natives.get(side, {}).get(name) for side in comparison.sides]
+    if both == [None, None]:
+        return STORED if name in MESSAGE_COLUMNS else "number" if name in comparison.tolerance else "text"
+    return texts.unify(both)
