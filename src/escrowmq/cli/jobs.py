@@ -122,6 +122,9 @@ def audit(
     rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same."),
     junit: Path | None = Option(None, metavar="FILE", help="Also write a JUnit file: a test case per comparison."),
     sample: str | None = Option(None, metavar="PERCENT", help="Compare only so many ids, such as 1%, by their hash."),
+    state: Path | None = Option(
+        None, metavar="FILE", help="Remember the log's sums: the next audit reads what is new."
+    ),
     master: Master = None,
 ) -> None:
     """Compare databases and the broker's log by id and content, as manifest.json says; name every difference.
@@ -139,7 +142,7 @@ def audit(
         check_folder(folder, "the run folder")
     with Console(stderr=True).status("audit") as status:
         audited = run if master is None else partial(run, master=master)
-        audited = partial(audited, windows=0 if rows else None, sample=sample)
+        audited = partial(audited, windows=0 if rows else None, sample=sample, state=state)
         verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
     if junit is not None:
         write_junit(junit, verdict)

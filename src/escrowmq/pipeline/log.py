@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from escrowmq.spark import brokers
@@ -12,6 +14,9 @@ from escrowmq.wire import DEAD_LETTER_PREFIX, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+NO_STARTS: Mapping[str, int] = MappingProxyType({})
 
 
 class BrokerLog:
@@ -25,13 +30,16 @@ class BrokerLog:
         self._url = absolute(url)
         self._incomplete = "refuse" if whole else "warn"
 
-    def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
-        """Return the visible messages of some topics. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and others."""
-        return self._read(",".join(names), columns)
+    def topics(
+        self, names: Sequence[str], columns: Collection[str], starts: Mapping[str, int] = NO_STARTS
+    ) -> DataFrame:
+        """Return the visible messages of some topics, from the offsets of ``starts`` by topic partition. Raises,
+        when it is used, Rejected(UNKNOWN_TOPIC) and others."""
+        return self._read(",".join(names), columns, **_make_start(starts))
 
-    def half(self, columns: Collection[str]) -> DataFrame:
-        """Return the half messages of all topics."""
-        return self._read(HALF_VIEW_NAME, columns)
+    def half(self, columns: Collection[str], starts: Mapping[str, int] = NO_STARTS) -> DataFrame:
+        """Return the half messages of all topics, from the positions of ``starts`` by shard."""
+        return self._read(HALF_VIEW_NAME, columns, **_make_start(starts))
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
         """Return the decisions of all transactions."""
@@ -48,6 +56,10 @@ class BrokerLog:
     def _read(self, source: str, columns: Collection[str], **options: str) -> DataFrame:
         reader = self._spark.read.format("escrow").options(topic=source, incomplete=self._incomplete, **options)
         return reader.option("columns", ",".join(sorted(columns))).load(self._url)
+
+
+def _make_start(starts: Mapping[str, int]) -> dict[str, str]:
+    return {"start": json.dumps(dict(starts))} if starts else {}
 
 
 def log_rows(url: str, topics: Sequence[str]) -> int:

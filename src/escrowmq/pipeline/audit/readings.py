@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
@@ -17,11 +18,12 @@ from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.parts.columns import STORED, find_native, make_role
 from escrowmq.pipeline.audit.parts.sample import is_sampled
-from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Cell, Growth, Role, Rows, Speaker
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
 from escrowmq.pipeline.log import BrokerLog
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical, to_micros
+from escrowmq.wire import HALF_VIEW_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,7 +150,10 @@ class Readings:
 
     def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the committed messages of topics, as consumers see them."""
-        return self._make_rows(roles, lambda columns: self.log.topics(list(roles), columns))
+        rows = self._make_rows(roles, lambda columns: self.log.topics(list(roles), columns))
+        columns = self._list_needed(roles) | {"shard", "queue", "offset"}
+        growth = Growth(tuple(roles), lambda starts: self.log.topics(list(roles), columns, starts))
+        return replace(rows, growth=growth)
 
     def _read_delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the messages of topics that a consumer group was to handle."""
@@ -198,7 +203,10 @@ class Readings:
     def _read_halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
-        return self._make_rows(roles, lambda columns: self.log.half({*columns, "state"}).where(wanted))
+        rows = self._make_rows(roles, lambda columns: self.log.half({*columns, "state"}).where(wanted))
+        columns = self._list_needed(roles) | {"state", "shard", "position"}
+        growth = Growth((HALF_VIEW_NAME,), lambda starts: self.log.half(columns, starts).where(wanted))
+        return replace(rows, growth=growth)
 
     def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
         """Return the rows of messages; ``read`` reads some of their columns."""
@@ -212,7 +220,15 @@ def _take_sample(rows: Rows, parts: int) -> Rows:
     if rows.sum_windows is not None:
         return rows
     is_in = is_sampled(rows.known_id, parts)
-    return replace(rows, frame=rows.frame.where(is_in), slim=None if rows.slim is None else rows.slim.where(is_in))
+    slim = None if rows.slim is None else rows.slim.where(is_in)
+    growth = rows.growth
+    if growth is not None:
+        growth = Growth(growth.sources, partial(_read_sampled, growth, is_in))
+    return replace(rows, frame=rows.frame.where(is_in), slim=slim, growth=growth)
+
+
+def _read_sampled(growth: Growth, is_in: Column, starts: Mapping[str, int]) -> DataFrame:
+    return growth.read(starts).where(is_in)
 
 
 def show_cell(key: str, cell: Cell) -> Column:

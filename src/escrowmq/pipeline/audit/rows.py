@@ -11,6 +11,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from escrowmq.pipeline.sql.source import SUMS
 from escrowmq.pipeline.sql.texts import NO_ID
 
 _PARTS = 1024
@@ -45,6 +46,43 @@ class Speaker:
         return {role.comparison for role in self.roles}
 
 
+SETTLED = "_settled"
+"""The column that states whether a row of :class:`Grown` cannot change any more."""
+Sums = dict[tuple[int, bool, int], tuple[int, int, int]]
+"""By comparison, side (whether it is the expected one) and window: the number of rows, and both sums."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """A side to which rows are only added. ``read`` returns its rows after the offsets of its topic partitions, with
+    their places."""
+
+    sources: tuple[str, ...]
+    read: Callable[[Mapping[str, int]], DataFrame]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """A side whose first rows were summed by an earlier audit (``before``). ``fresh`` are the others, with SETTLED.
+    ``keep`` is called with the sums of all settled rows."""
+
+    fresh: DataFrame
+    before: Sums
+    keep: Callable[[Sums], None]
+
+    def add(self, lines: DataFrame) -> DataFrame:
+        """Convert the sums of ``fresh`` by SETTLED to the sums of all rows."""
+        every, settled = dict(self.before), dict(self.before)
+        for row in lines.collect():
+            at = (row["comparison"], bool(row["expected"]), row["window"])
+            for sums in (every, settled) if row[SETTLED] else (every,):
+                rows, low, high = sums.get(at, (0, 0, 0))
+                sums[at] = (rows + row["rows"], low + row["sum0"], high + row["sum1"])
+        self.keep(settled)
+        flat = [(number, window, int(side), *values) for (number, side, window), values in every.items()]
+        return lines.sparkSession.createDataFrame(flat, SUMS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
@@ -54,7 +92,7 @@ class Rows:
 
     A server database computes the sums of windows itself: ``sum_windows`` returns them for a number of windows, in the
     columns of :func:`escrowmq.pipeline.audit.windows.compare_windows`, and ``select_windows`` the rows of some windows
-    of that number.
+    of that number. ``growth`` and ``grown``: see :mod:`escrowmq.pipeline.audit.parts.state`.
     """
 
     frame: DataFrame
@@ -64,6 +102,8 @@ class Rows:
     slim: DataFrame | None = None
     sum_windows: Callable[[int], DataFrame] | None = None
     select_windows: Callable[[set[int], int], DataFrame] | None = None
+    growth: Growth | None = None
+    grown: Grown | None = None
 
     @property
     def comparisons(self) -> set[int]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.comparing import Tallied, tally_sides
@@ -16,6 +17,7 @@ from escrowmq.pipeline.audit.explained.reasons import explain_findings
 from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
 from escrowmq.pipeline.audit.page import Pictures, write_page
 from escrowmq.pipeline.audit.parts.sample import parse_sample, show_sample
+from escrowmq.pipeline.audit.parts.state import State, make_key
 from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
@@ -44,6 +46,7 @@ def run(
     page: bool = True,
     windows: int | None = None,
     sample: str | None = None,
+    state: Path | None = None,
 ) -> Verdict:
     """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`), and write ``verdict.json`` and ``report.html``
     there.
@@ -53,11 +56,15 @@ def run(
     workers must see the run folder under the same path. ``progress`` is called with the current step. ``windows`` is
     the number of hash windows whose checksums are compared first; 0 reads all rows at once, None chooses by the size of
     the log. It does not change the verdict. ``sample`` (``"1%"``) compares only that share of the ids, chosen by their
-    hash. A disagreement is a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is
+    hash. ``state`` is a file that remembers the sums of the log, so that the next audit reads only new messages. A
+    disagreement is a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is
     missing.
     """
     on_step = progress or (lambda _: None)
     parts = None if sample is None else parse_sample(sample)
+    if state is not None and windows == 0:
+        raise Misuse(Code.BAD_ARGUMENT, "an audit that reads all rows has no state", "leave out one of the two")
+    remembered = None if state is None else State.read(state)
     manifest = Manifest.read(folder)
     with unwrap_errors(), ExitStack() as stack:
         on_step("reading the limits of the log")
@@ -71,9 +78,11 @@ def run(
         log = BrokerLog(spark, manifest.log_url, whole=not covered.incomplete)
         readings = Readings(spark, manifest, log, parts)
         if windows is None:
-            windows = WINDOWS if rows > FEW_ROWS else 0
-        verdict, pictures = audit(manifest, readings, events, covered, windows=windows)
+            windows = WINDOWS if rows > FEW_ROWS or state is not None else 0
+        verdict, pictures = audit(manifest, readings, events, covered, windows=windows, state=remembered)
     verdict.write(folder)
+    if remembered is not None:
+        remembered.write()
     if page:
         on_step("drawing the report")
         write_page(folder, verdict, pictures, events)
@@ -87,10 +96,11 @@ def audit(
     covered: Coverage = Coverage(),
     *,
     windows: int = WINDOWS,
+    state: State | None = None,
 ) -> tuple[Verdict, Pictures]:
     """Compare all sides and measure the run. Only frames of a bounded size are collected. ``covered``: what the log no
-    longer contains. ``windows`` (see :func:`escrowmq.pipeline.audit.comparing.tally_sides`) does not change the
-    verdict."""
+    longer contains. ``windows`` (see :func:`escrowmq.pipeline.audit.comparing.tally_sides`) and ``state`` do not change
+    the verdict."""
     every = [*manifest.comparisons, *_list_consumer_comparisons(manifest)]
     tied = list(range(len(manifest.comparisons), len(every)))
     judges = [comparison.judges for comparison in every]
@@ -98,6 +108,10 @@ def audit(
     with ExitStack() as stack:
         stack.callback(readings.close)
         sides = readings.read_rows(every)
+        if state is not None:
+            sides = state.attach(
+                sides, make_key(manifest, every, sides, windows, readings.sample), manifest, readings.log
+            )
         stack.enter_context(_without_compression(readings.spark))
         half = stack.enter_context(_persist(readings.read_half()))
         packed = stack.enter_context(_persist(timeline.pack(half, timeline.read_decisions(readings.log))))

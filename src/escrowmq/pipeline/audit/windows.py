@@ -23,7 +23,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.rows import Rows, Speaker, digest, portable_digest, portable_hash
+from escrowmq.pipeline.audit.rows import SETTLED, Rows, Speaker, digest, portable_digest, portable_hash
 
 WINDOWS = 1024
 """Number of windows. More windows shuffle more lines; fewer windows leave more rows to compare after a difference."""
@@ -53,10 +53,7 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     """Convert all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line per window and
     comparison."""
     served = {number for rows in every if rows.sum_windows is not None for number in rows.comparisons}
-    sides = [
-        _sum_windows(rows, count, served) if rows.sum_windows is None else rows.sum_windows(count) for rows in every
-    ]
-    together = reduce(DataFrame.unionByName, sides)
+    together = reduce(DataFrame.unionByName, [_sum_side(rows, count, served) for rows in every])
     sign = 2 * f.col("expected") - 1
     sums = together.groupBy("comparison", "window").agg(
         f.sum(f.col("rows") * f.col("expected")).alias("expected"),
@@ -67,19 +64,27 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     return sums.select("comparison", "window", "expected", "found", equal.alias("equal"))
 
 
-def _sum_windows(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
-    """Return ``window, comparison, expected, rows, sum0, sum1``: one line for every role and window. A row becomes one
-    digest per role, null for roles that it is not in. Digests are summed at once, so a row is never exploded into
-    several. ``served``: comparisons in which a database makes the digests of the other side."""
+def _sum_side(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
+    if rows.sum_windows is not None:
+        return rows.sum_windows(count)
+    if rows.grown is not None:
+        return rows.grown.add(_sum_windows(rows, rows.grown.fresh, count, served, SETTLED))
+    return _sum_windows(rows, rows.frame, count, served)
+
+
+def _sum_windows(rows: Rows, frame: DataFrame, count: int, served: Collection[int], *by: str) -> DataFrame:
+    """Return ``window, comparison, expected, rows, sum0, sum1`` and ``by``: one line for every role and window. A row
+    becomes one digest per role, null for roles that it is not in. Digests are summed at once, so a row is never
+    exploded into several. ``served``: comparisons in which a database makes the digests of the other side."""
     roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
-    hashed = rows.open(rows.frame).withColumn("_hashed", _hash_id(rows.known_id, bool(served)))
+    hashed = rows.open(frame).withColumn("_hashed", _hash_id(rows.known_id, bool(served)))
     said = []
     for n, (speaker, role) in enumerate(roles):
         cells = [speaker.cell(name) for name in role.columns]
         by_sql = role.comparison in served
         mark = portable_digest(rows.known_id, cells) if by_sql else digest(cells, f.col("_hashed"))
         said.append((mark if speaker.where is None else f.when(speaker.where, mark)).alias(f"d{n}"))
-    marked = hashed.select(_in_window(f.col("_hashed"), count).alias("window"), *said)
+    marked = hashed.select(_in_window(f.col("_hashed"), count).alias("window"), *by, *said)
     sums = []
     for n in range(len(roles)):
         sums.append(f.count(f"d{n}").alias(f"d{n}_rows"))
@@ -93,8 +98,8 @@ def _sum_windows(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
         )
         for n, (_, role) in enumerate(roles)
     ]
-    exploded = marked.groupBy("window").agg(*sums).select("window", f.explode(f.array(*lines)).alias("line"))
-    return exploded.select("window", "line.*")
+    exploded = marked.groupBy("window", *by).agg(*sums).select("window", *by, f.explode(f.array(*lines)).alias("line"))
+    return exploded.select("window", *by, "line.*")
 
 
 def _sum_half(half: Column) -> Column:
