@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,14 +83,18 @@ class State:
 
     def write(self) -> None:
         """Replace the file as a whole."""
-        parts = {name: {one: getattr(part, one) for one in Part.__slots__} for name, part in self.parts.items()}
+        parts = {name: asdict(part) for name, part in self.parts.items()}
         body = {"key": self.key, "parts": parts, "sums": [[*at, *values] for at, values in self.sums.items()]}
         text = json.dumps({"format": FORMAT, "sha256": _hash(body), "state": body})
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=self.path.name, delete=False) as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, self.path)
+            try:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, self.path)
+            except OSError:
+                os.unlink(file.name)
+                raise
 
     def attach(self, sides: Sequence[Rows], key: str, manifest: Manifest, log: BrokerLog) -> list[Rows]:
         """Return the sides, of which those that only grow use the sums of this state, and replace these as they are
@@ -119,13 +123,13 @@ class State:
         return replace(rows, grown=Grown(fresh, of_mine, self.sums.update))
 
     def _find_part(self, name: str, there: TopicPartition, at: Mapping[str, Link]) -> Part:
-        """Return what of a topic partition is settled: all messages."""
-        known = self.parts.get(name)
-        head = known.head if known else there.head
-        if there.end == head or there.source == HALF_VIEW_NAME:
-            return Part(head, head)
+        """Return what of a topic partition is settled: all messages, if the last of them is readable."""
+        known = self.parts.get(name, Part(there.head, there.head))
+        if there.end == known.through or there.source == HALF_VIEW_NAME:
+            return known
         last = there.end - 1
-        return Part(head, there.end, last, _read_mark(at[there.broker], there.source, there.queue, last))
+        mark = _read_mark(at[there.broker], there.source, there.queue, last)
+        return known if mark is None else Part(known.head, there.end, last, mark)
 
     def _find_settled_halves(
         self, log: BrokerLog, topics: Sequence[str], there: Mapping[str, TopicPartition]
@@ -143,13 +147,12 @@ class State:
         by_name = {f"{HALF_VIEW_NAME}/{row['shard']:08x}/0": row for row in settled}
         parts = {}
         for name, end in ends.items():
-            known, row = self.parts.get(name), by_name.get(name)
-            head = known.head if known else there[name].head
+            known, row = self.parts.get(name, Part(there[name].head, there[name].head)), by_name.get(name)
             if row is None:
-                parts[name] = replace(known, through=end) if known else Part(head, end)
+                parts[name] = replace(known, through=end)
             else:
                 through = end if row["first"] is None else row["first"]
-                parts[name] = Part(head, through, row["last"]["position"], list(row["last"]))
+                parts[name] = Part(known.head, through, row["last"]["position"], list(row["last"]))
         return parts
 
 
