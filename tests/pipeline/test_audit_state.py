@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,11 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setenv("SHOP_DB", database_url)
-    return Shop(tmp_path, database_url)
+    made = Shop(tmp_path, database_url)
+    yield made
+    made.engine.dispose()
 
 
 @pytest.fixture
@@ -180,6 +182,7 @@ def test_a_state_of_another_log_or_other_comparisons_is_not_used(
     theirs.write()
     summed.clear()
     other.audit()
+    other.engine.dispose()
     assert [count for count, _ in summed] == [ORDERS, ORDERS]
     summed.clear()
     raw = json.loads((shop.folder / "manifest.json").read_text())

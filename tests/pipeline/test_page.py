@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.page import BUCKETS, Pictures, page, write_page
-from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
+from escrowmq.pipeline.audit.verdict import Differing, Finding, Pair, Side, Verdict
 from escrowmq.pipeline.pages import svg
 
 CLEAN = Verdict(
@@ -67,10 +67,11 @@ def charts(text: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(part.split("</svg>")[0].join(["<svg", "</svg>"])) for part in text.split("<svg")[1:]]
 
 
-def test_a_clean_run_says_so_and_shows_four_pictures() -> None:
+def test_a_clean_run_says_so_and_shows_five_pictures() -> None:
     text = page(CLEAN, PICTURES, EVENTS)
     assert "All sides agree" in text
     assert [c.get("aria-label") for c in charts(text)] == [
+        "Flow per minute",
         "Transactions over time",
         "In escrow",
         "Check-backs",
@@ -193,3 +194,40 @@ def test_a_page_says_when_and_by_which_command_it_was_made(tmp_path: Path) -> No
     text = write_page(tmp_path, CLEAN, PICTURES, EVENTS).read_text()
     assert f"<code>escrowmq audit {tmp_path}</code>" in text
     assert re.search(r"made 20\d\d-\d\d-\d\d \d\d:\d\d UTC", text)
+    assert re.search(r"EscrowMQ \d\S*, Spark \d\S*, Python \d", text)
+
+
+def test_a_page_shows_differences_over_time_pending_work_and_the_sample() -> None:
+    wrong = replace(
+        CLEAN,
+        altered=7,
+        leaked=2,
+        sample="1%",
+        differing=(Differing("a → b", "price<", 7, 7, (Pair("o-1", "5", None), Pair("o-2", "<b>", "6"))),),
+    )
+    found = replace(PICTURES, pending={"open": 3, "parked": 1}, differences={"altered": [7] + [0] * (BUCKETS - 1)})
+    text = page(wrong, found, EVENTS)
+    assert "Differences over time" in [chart.get("aria-label") for chart in charts(text)]
+    assert "2 without a half message are not shown" in text
+    assert "A sample: 1% of the ids" in text
+    assert re.search(r"<b>1</b><span>checks exhausted", text)
+    rows = re.findall(r"<tr>(.*?)</tr>", text.split("Columns that differ most")[1])
+    cells = [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows[:3]]
+    assert cells[1:] == [["a → b", "price&lt;", "7 of 7", "o-1", "5", "NULL"], ["", "", "", "o-2", "&lt;b&gt;", "6"]]
+
+
+@pytest.mark.parametrize(
+    ("bucket_us", "unit"), [(1_000, "s"), (1_000_000, "s"), (10_000_000, "min"), (200_000_000, "h"), (10**11, "d")]
+)
+def test_times_have_the_unit_of_their_span(bucket_us: int, unit: str) -> None:
+    chart = charts(page(CLEAN, replace(PICTURES, bucket_us=bucket_us), Events()))[0]
+    ticks = [text for one in chart.iter(f"{SVG}text") if one.get("class") == "tick" and " " in (text := one.text or "")]
+    assert len(ticks) >= 3
+    assert {text.split()[1] for text in ticks} == {unit}
+
+
+def test_a_page_is_one_file_with_a_dark_mode_and_a_width_for_phones() -> None:
+    text = page(CLEAN, PICTURES, EVENTS)
+    assert "prefers-color-scheme: dark" in text
+    assert "max-width: 640px" in text
+    assert not re.search(r"(src|href)=|url\(|@import", text)

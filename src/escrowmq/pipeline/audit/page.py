@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as f
 
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit.events import Events
@@ -27,6 +29,8 @@ BUCKETS = 160
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
+_KINDS = {"lost": RED, "repeated": AMBER, "altered": VIOLET, "leaked": BLUE, "orphaned": SLATE}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _MOST_ROWS = 100
 _NULL = "<i>NULL</i>"
 _QUESTION = "Did every message reach everyone it concerns, once?"
@@ -35,29 +39,49 @@ _QUESTION = "Did every message reach everyone it concerns, once?"
 @dataclass(frozen=True, slots=True)
 class Pictures:
     """Counts by event and bucket of ``bucket_us`` from ``start_us`` (the first half message), and latencies by decider
-    and step."""
+    and step. ``pending`` counts undecided transactions by state; ``differences`` counts ids by kind of finding, and by
+    the bucket in which their first half message was stored."""
 
     start_us: int
     bucket_us: int
     over_time: dict[str, list[int]]
     latencies: dict[str, dict[int, int]]
+    pending: dict[str, int] = field(default_factory=dict)
+    differences: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, transactions: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
-        """Collect the numbers of :func:`timeline.unpack`; empty if there are no transactions."""
+    def of(
+        cls, transactions: DataFrame, half: DataFrame, wrong: DataFrame, first_us: int | None, last_us: int | None
+    ) -> Pictures:
+        """Collect the numbers of :func:`timeline.unpack`, half messages (``transaction, stored_us, hashed, state``) and
+        findings (``kind, id``); empty if there are no transactions."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
         counts = timeline.collect_counts(timeline.count_over_time(transactions, "state", first_us, bucket_us))
         latencies = timeline.collect_counts(timeline.count_latencies(transactions, "decided_by"))
-        return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies)
+        undecided = half.where("state IS NOT NULL").groupBy("state").agg(f.countDistinct("transaction").alias("number"))
+        pending = {row["state"]: row["number"] for row in undecided.collect()}
+        found = timeline.collect_counts(_count_differences(half, wrong, first_us, bucket_us))
+        differences = timeline.make_series(found, BUCKETS)
+        return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies, pending, differences)
+
+
+def _count_differences(half: DataFrame, wrong: DataFrame, start_us: int, bucket_us: int) -> DataFrame:
+    """Convert findings → ``kind, bucket, number``: their ids by the time of their first half message. Ids without one
+    are left out."""
+    ids = wrong.select("kind", f.xxhash64("id").alias("hashed")).distinct()
+    bucket = ((f.min("stored_us") - start_us) / bucket_us).cast("int").alias("bucket")
+    at = half.join(ids, "hashed").groupBy("kind", "hashed").agg(bucket)
+    return at.groupBy("kind", "bucket").agg(f.count("*").alias("number"))
 
 
 def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:
     """Write ``report.html`` into the run folder. Returns its path."""
     path = folder / NAME
     made = f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    path.write_text(page(verdict, pictures, events, command=f"escrowmq audit {folder}", made=made), encoding="utf-8")
+    command = f"escrowmq audit {folder}" + (f" --sample {verdict.sample}" if verdict.sample else "")
+    path.write_text(page(verdict, pictures, events, command=command, made=made), encoding="utf-8")
     return path
 
 
@@ -65,8 +89,10 @@ def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str =
     """Return the whole page as text. Its foot states how and when it was made."""
     parts = [_head(verdict)]
     if pictures.over_time:
-        parts += [draw(pictures, events) for draw in (_states, _escrow, _draw_checks)] + [_latency(pictures)]
-    parts += [_comparisons(verdict), _draw_differing(verdict), _findings(verdict)]
+        parts += [_draw_flow(pictures, events), *(draw(pictures, events) for draw in (_states, _escrow, _draw_checks))]
+        parts += [_latency(pictures), _draw_pending(pictures)]
+    parts += [_comparisons(verdict), _draw_differences(verdict, pictures, events), _draw_differing(verdict)]
+    parts.append(_findings(verdict))
     parts += [_kills(events, pictures), _leaders(events, pictures)]
     return document(f"EscrowMQ audit {verdict.title}".strip(), "".join(parts), command=command, made=made)
 
@@ -86,6 +112,38 @@ def _head(verdict: Verdict) -> str:
         + figures(*(figure(name, getattr(verdict, name)) for name in plain))
         + figures(*(figure(name, value, "bad" if value else "good") for name, value in judged.items()))
     )
+
+
+def _draw_flow(pictures: Pictures, events: Events) -> str:
+    series = [
+        Series(event.replace("_", " "), color, [n * 60e6 / pictures.bucket_us for n in pictures.over_time[event]])
+        for event, color in (("committed", BLUE), ("rolled_back", AMBER), ("expired", RED))
+        if event in pictures.over_time
+    ]
+    note = "Transactions that were decided, per minute."
+    axes = {"y_label": "per minute", "height": charts.HEIGHT, **_time_axis(pictures, events)}
+    return section("Flow per minute", note, svg.bars("Flow per minute", _times(pictures), series, **axes))
+
+
+def _draw_pending(pictures: Pictures) -> str:
+    causes = {"open": "not decided by the producer", "parked": "checks exhausted"}
+    shown = [figure(cause, pictures.pending.get(state, 0)) for state, cause in causes.items()]
+    note = "Transactions without a decision, by cause."
+    return section("Pending work", note, figures(*shown)) if any(pictures.pending.values()) else ""
+
+
+def _draw_differences(verdict: Verdict, pictures: Pictures, events: Events) -> str:
+    found = pictures.differences
+    series = [Series(kind, color, found[kind]) for kind, color in _KINDS.items() if kind in found]
+    if not series:
+        return ""
+    axes = {"y_label": "ids", "height": charts.HEIGHT, **_time_axis(pictures, events)}
+    counted = {kind: getattr(verdict, kind) for kind in _KINDS}
+    undated = sum(counted.values()) - sum(sum(one.values) for one in series)
+    note = "Ids with findings, by the time at which the log stored their first half message."
+    note += f" {undated:,.0f} without a half message are not shown." if undated > 0 else ""
+    chart = svg.bars("Differences over time", _times(pictures), series, **axes)
+    return section("Differences over time", note, chart)
 
 
 def _states(pictures: Pictures, events: Events) -> str:
@@ -126,8 +184,7 @@ def _draw_checks(pictures: Pictures, events: Events) -> str:
         at = Counter(min(max(int(place), 0), len(wide) - 2) for place in places)
         if at:
             series.append(Series(f"answered {answer}", color, [at[n] for n in range(len(wide) - 1)]))
-    ticks = [(t, f"{t:g} s") for t in svg.nice_ticks(wide[-1], 8) if t <= wide[-1]]
-    axes = {"x_ticks": ticks, "y_label": "checks", "height": charts.HEIGHT, **_time_axis(pictures, events)}
+    axes = {"y_label": "checks", "height": charts.HEIGHT, **_time_axis(pictures, events)}
     chart = svg.bars("Check-backs", wide, series, **axes)
     note = "Checks of transactions that stayed undecided too long, by the shop’s answer."
     return section("Check-backs", note, chart)
@@ -175,9 +232,9 @@ def _findings(verdict: Verdict) -> str:
         return ""
     shown = verdict.findings[:_MOST_ROWS]
     rows = []
-    for f in shown:
-        name = [f'<td class="kind">{escape(f.kind)}</td>', f"<code>{escape(f.id)}</code>"]
-        rows.append([*name, escape(f.between), str(f.expected), str(f.found), escape(f.reason)])
+    for one in shown:
+        name = [f'<td class="kind">{escape(one.kind)}</td>', f"<code>{escape(one.id)}</code>"]
+        rows.append([*name, escape(one.between), str(one.expected), str(one.found), escape(one.reason)])
     more = verdict.findings_in_all - len(shown)
     note = f"{more:,} more are not shown." if more > 0 else ""
     return section("Findings", note, table(["kind", "id", "between", "#expected", "#found", "why"], rows))
@@ -225,7 +282,10 @@ def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
         kind = "broker" if e["who"].startswith("broker-") else e["who"]  # of several, each has a name of its own
         color, group = _KILLS.get(kind, ("#0f766e", "service killed"))
         marks.append(Mark(max(_seconds(e["at_us"], pictures), 0.0), f"{e['who']} killed", color, group))
-    return {"marks": marks, "x_label": "since the first half message"}
+    span = BUCKETS * pictures.bucket_us / 1e6
+    size, unit = next((one for one in _UNITS if span >= 3 * one[0]), _UNITS[-1])
+    ticks = [(t * size, f"{t:g} {unit}") for t in svg.nice_ticks(span / size, 8) if t * size <= span]
+    return {"marks": marks, "x_label": "since the first half message", "x_ticks": ticks}
 
 
 def _seconds(at_us: int, pictures: Pictures) -> float:

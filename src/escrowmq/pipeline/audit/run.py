@@ -140,7 +140,7 @@ def audit(
             differing=find_differing(readings, manifest.comparisons, labels, wrong),
             sample=show_sample(readings.sample),
         )
-        return verdict, Pictures.of(timeline.unpack(packed), total["first_us"], total["last_us"])
+        return verdict, Pictures.of(timeline.unpack(packed), half, wrong, total["first_us"], total["last_us"])
 
 
 @contextmanager

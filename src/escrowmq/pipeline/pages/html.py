@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from importlib.metadata import version
+
+from escrowmq import __version__
 
 
 def document(title: str, body: str, *, command: str = "", made: str = "", style: str = "") -> str:
     """Return the whole page. ``body`` is HTML, ``style`` is more CSS. The foot shows the ``command`` that creates the
-    page again, and when it was ``made``."""
-    foot = " · ".join([*([f"<code>{escape(command)}</code>"] if command else []), *([escape(made)] if made else [])])
+    page again, when it was ``made``, and versions."""
+    versions = f"EscrowMQ {__version__}, Spark {version('pyspark')}, Python {platform.python_version()}"
+    foot = " · ".join([*([f"<code>{escape(command)}</code>"] if command else []), *filter(None, [made, versions])])
     css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8") + style
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{css}</style></head><body><main>{body}"
-        f"{f'<p class=note>{foot}</p>' if foot else ''}</main></body></html>\n"
+        f"<p class=note>{foot}</p></main></body></html>\n"
     )
 
 

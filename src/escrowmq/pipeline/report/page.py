@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -152,7 +153,15 @@ def _waits(report: Report) -> str:
         rows.append([escape(g["group"]), escape(", ".join(g["topics"])), *counts, _code(g["broker"])])
     heads = ["consumer group", "topics", "#waiting", "#leased", "#retrying", "#lag", "#dead letters", "broker"]
     text = "Messages that a group has not acknowledged yet." if rows else "There is no consumer group."
-    return escrow + section("Pending messages", text, table(heads, rows) if rows else "")
+    causes = {
+        "not received": "waiting",
+        "in flight": "leased",
+        "waiting for a retry": "retrying",
+        "dead letters": "dead",
+    }
+    counts = {cause: sum(group[name] for group in report.consumers) for cause, name in causes.items()}
+    inside = figures(*map(figure, counts, counts.values())) + table(heads, rows) if rows else ""
+    return escrow + section("Pending messages", text, inside)
 
 
 def _escrow(report: Report) -> str:
@@ -165,8 +174,9 @@ def _escrow(report: Report) -> str:
 
 def _over_time(report: Report, title: str, series: Sequence[Series], unit: str, height: int = svg.HEIGHT) -> str:
     edges = [n * report.bucket_us / 1e6 for n in range(len(series[0].values) + 1)]
-    label = f"{unit} in {_short(report.bucket_us)}"
-    return svg.bars(title, edges, series, x_ticks=_ticks(report), x_label="time (UTC)", y_label=label, height=height)
+    rates = [replace(one, values=[n * 60e6 / report.bucket_us for n in one.values]) for one in series]
+    label = f"{unit} per minute"
+    return svg.bars(title, edges, rates, x_ticks=_ticks(report), x_label="time (UTC)", y_label=label, height=height)
 
 
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
