@@ -9,14 +9,17 @@ from escrowmq.spark.planning import (
     OffsetRange,
     TopicPartition,
     add_beginnings,
+    add_skipped,
     cut,
     ends,
     find_starts,
     first_offsets,
     known_start,
     last_offsets,
+    limit_bytes,
     limit_rows,
     ranges,
+    skip_purged,
 )
 
 
@@ -123,3 +126,58 @@ def test_a_limited_batch_takes_no_more_than_it_may_and_starves_nobody_for_ever(t
 def test_without_a_limit_everything_is_taken(there):
     end = last_offsets(there, "latest")
     assert limit_rows(first_offsets(there, "earliest"), end, None) == end
+
+
+def test_purged_offsets_are_skipped_counted_and_named():
+    there = [partition(0, 5, 10), partition(1, 8, 8), partition(2, 0, 4), partition(3, 7, 9)]
+    names = [one.name for one in there]
+    start, gone = skip_purged(there, {names[0]: 2, names[1]: 3, names[2]: 1}, {name: 10 for name in names[:3]})
+    assert start == {names[0]: 5, names[1]: 8, names[2]: 1}
+    assert [(one.partition.queue, one.start, one.end) for one in gone] == [(0, 2, 5), (1, 3, 8)]
+    end = add_skipped({names[0]: 9, names[1]: 8}, gone, {" skipped": 100})
+    assert end == {names[0]: 9, names[1]: 8, names[0] + " skipped 2": 5, names[1] + " skipped 3": 8, " skipped": 108}
+    assert ends(end) == {names[0]: 9, names[1]: 8}
+
+
+def test_a_range_that_is_purged_beyond_its_end_is_skipped_to_its_end():
+    start, gone = skip_purged([partition(0, 9, 12)], {"t/0000002a/0": 2}, {"t/0000002a/0": 6})
+    assert start == {"t/0000002a/0": 6}
+    assert [(one.start, one.end) for one in gone] == [(2, 6)]
+
+
+def test_a_batch_begins_behind_what_it_skips():
+    end = add_beginnings({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
+    assert find_starts({"t/0000002a/0": 2}, end) == {"t/0000002a/0": 4}
+
+
+def test_a_query_that_found_no_partition_has_begun():
+    end = add_beginnings({}, {})
+    assert end
+    assert ends(end) == {}
+
+
+@given(partitions, st.integers(1, 400), st.data())
+def test_a_batch_has_at_most_the_bytes_that_it_may_or_one_message(there, most, data):
+    """And it moves on, whatever the sizes are, until all is read: each offset once, in order."""
+    sizes = {one.name: data.draw(st.lists(st.integers(0, 90), min_size=60, max_size=60)) for one in there}
+
+    def fit(wanted, bytes):
+        used = 0
+        for offset in range(wanted.start, wanted.end):
+            if used + sizes[wanted.partition.name][offset - wanted.partition.head] > bytes:
+                return offset, used
+            used += sizes[wanted.partition.name][offset - wanted.partition.head]
+        return wanted.end, used
+
+    at, end = first_offsets(there, "earliest"), last_offsets(there, "latest")
+    while found := ranges(there, at, end):
+        reached = limit_bytes(found, most, fit)
+        read = ranges(there, at, reached)
+        total = sum(
+            sizes[one.partition.name][offset - one.partition.head]
+            for one in read
+            for offset in range(one.start, one.end)
+        )
+        assert sum(one.end - one.start for one in read) == 1 or (read and total <= most)
+        at = at | reached
+    assert at == end

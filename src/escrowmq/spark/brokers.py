@@ -5,14 +5,17 @@ Nothing here imports Spark. Links are cached, because Python processes of execut
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from escrowmq.client.links.answers import away, patient_action
 from escrowmq.client.links.presence import Missing
@@ -21,9 +24,9 @@ from escrowmq.connecting import links
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, TopicPartition
-from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
+from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
 from escrowmq.wire.actions.brokers import HEALTH, HELLO
-from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
+from escrowmq.wire.actions.topics import LIST, OFFSETS, AskOffsets
 
 _SAME_FOLDER = (
     "on a cluster every worker must see the same folder under this path; else serve it (escrowmq serve) and "
@@ -68,7 +71,8 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
     made = _merge(listed, options.sources, ())
     if len({partition.name for partition in made}) < len(made):
         raise error(Code.BAD_URL, "two of the addresses are the same broker")
-    if absent := sorted(set(options.queues) - {partition.queue for partition in made}):
+    absent = sorted(set(options.queues) - {partition.queue for partition in made})
+    if absent and not options.pattern:
         raise Misuse(Code.BAD_SETTING, f"{', '.join(options.sources)} has no queue {absent[0]}", "option 'queues'")
     return sorted(made)
 
@@ -100,7 +104,7 @@ _Listed = dict[str, list[TopicPartition] | EscrowError]
 
 def _list_broker(link: Link, shard: int, options: ReadOptions, deadline: float) -> _Listed:
     made: _Listed = {}
-    for source in options.sources:
+    for source in options.sources or _list_matching(link, options, deadline):
         try:
             made[source] = list(_list_partitions(link, shard, source, options, deadline))
         except EscrowError as problem:
@@ -110,15 +114,22 @@ def _list_broker(link: Link, shard: int, options: ReadOptions, deadline: float) 
     return made
 
 
+def _list_matching(link: Link, options: ReadOptions, deadline: float) -> list[str]:
+    """Return the topics of a broker that the pattern of the options matches."""
+    names = [topic["name"] for topic in patient_action(link, LIST({}), deadline)["topics"]]
+    return [name for name in names if re.fullmatch(options.pattern or "", name)]
+
+
 def _merge(listed: Sequence[_Listed], sources: Sequence[str], missing: Sequence[Missing]) -> list[TopicPartition]:
-    """Return the partitions of all brokers. Raises the error of a source without partitions."""
+    """Return the partitions of all brokers; without ``sources``, those of all that are listed. Raises the error of a
+    source without partitions."""
     there: list[TopicPartition] = []
-    for source in sources:
-        found = [at_broker[source] for at_broker in listed]
+    for source in sources or sorted(set().union(*listed)):
+        found = [at_broker[source] for at_broker in listed if source in at_broker]
         mine = [partition for one in found if not isinstance(one, EscrowError) for partition in one]
         if not mine and missing:
             raise away(missing, f"no partition of {source} is there")
-        if not mine and (problems := [one for one in found if isinstance(one, EscrowError)]):
+        if not mine and sources and (problems := [one for one in found if isinstance(one, EscrowError)]):
             raise problems[-1]
         there += mine
     return there
@@ -147,7 +158,7 @@ def read(
     filters: Mapping[str, Any],
     timeout: float,
     token_file: str | None = None,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order. If the
     broker becomes unavailable, the read waits up to ``timeout`` seconds without a row, then continues where it stopped.
     Raises Unknown(DISCONNECTED) after that, and the errors of a rejected read."""
@@ -166,6 +177,21 @@ def read(
             if problem.code is not Code.DISCONNECTED or counter is None or time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE)
+
+
+def count_fitting(wanted: OffsetRange, most: float, options: ReadOptions) -> tuple[int, int]:
+    """Return the offset up to which the bodies of a range have at most ``most`` bytes together, and those bytes. It
+    reads these bodies. Raises as :func:`read`."""
+    counter, fits = _find_counter(wanted.partition.source) or "offset", 0
+    columns = [counter, "body", DAMAGED_COLUMN]
+    with closing(read(wanted, columns, options.filters, options.timeout, options.token_file)) as batches:
+        for batch in batches:
+            sums = fits + np.cumsum(pc.fill_null(pc.binary_length(batch.column("body")), 0).to_numpy(), dtype=np.int64)
+            rows = int(np.searchsorted(sums, most, side="right"))
+            if rows < len(sums):
+                return batch.column(counter)[rows].as_py(), int(sums[rows - 1]) if rows else fits
+            fits = int(sums[-1]) if rows else fits
+    return wanted.end, fits
 
 
 def _find_counter(source: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.settings import nearest
+from escrowmq.settings import BYTES, SECONDS, nearest, parse_quantity
 from escrowmq.wire import ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME, OP_VIEW_NAME
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -26,11 +27,16 @@ READING = {
     "load(URL))",
     "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %group-acts, "
     "%dead-letters.GROUP",
+    "topicPattern": "instead of topic: topics whose name matches this regular expression, new ones from the beginning",
     "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {partition: offset}",
     "end": "batch only: latest (default), a time, or JSON {partition: offset}, each the first that is not read",
     "columns": "names with commas between: only these are read and sent (else all; schema(...) does the same)",
     "maxRowsPerPartition": "a range of a queue with more rows is cut (default 250000)",
     "maxRowsPerTrigger": "streaming: rows of one micro-batch, shared among queues by what waits in them (default: all)",
+    "minRowsPerTrigger": "streaming: wait for this many rows before a micro-batch, at most maxTriggerDelay (default 1)",
+    "maxTriggerDelay": "streaming: how long minRowsPerTrigger waits after a micro-batch: 30s, 5min (default 15min)",
+    "maxBytesPerTrigger": "streaming: bytes of bodies of one micro-batch: 64MiB; at least one message (default: all)",
+    "onPurged": "messages that left the log before they were read: fail (default), or skip: count and name them",
     "key": "only messages with this key",
     "tags": "only messages with one of these tags, || between",
     "queues": "of topics: only these queues, numbers with commas between",
@@ -56,16 +62,21 @@ OF_SPARK = {"path", "checkpointlocation", "queryname"}
 """Options of Spark itself, in lower case, which Spark passes to every source and sink."""
 OF_KAFKA = {
     "subscribe": "topic",
+    "subscribepattern": "topicPattern",
     "startingoffsets": "start",
     "endingoffsets": "end",
     "startingtimestamp": "start",
     "endingtimestamp": "end",
     "maxoffsetspertrigger": "maxRowsPerTrigger",
+    "minoffsetspertrigger": "minRowsPerTrigger",
+    "failondataloss": "onPurged",
     "kafka.bootstrap.servers": "url",
     "minpartitions": "maxRowsPerPartition",
     "assign": "queues",
 }
 """Options of Spark's Kafka source, in lower case, and our equivalents."""
+OF_STREAMS = ("maxRowsPerTrigger", "minRowsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
+"""Options of streaming reads alone."""
 
 
 _WITHOUT_KEYS = (OP_VIEW_NAME, ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
@@ -138,6 +149,25 @@ def _parse_seconds(name: str, text: str) -> float:
     return seconds
 
 
+def _parse_quantity(unit: str, name: str, text: str) -> float:
+    """Parse a positive amount of a unit of :mod:`escrowmq.settings`."""
+    try:
+        found = parse_quantity(text, unit)
+    except ValueError as problem:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", str(problem)) from None
+    if found <= 0:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", "more than 0")
+    return found
+
+
+def _parse_pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as problem:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}: {problem}", "a regular expression of Python") from None
+    return text
+
+
 def _is_second(words: tuple[str, str], name: str, text: str) -> bool:
     """Parse an option with two valid words."""
     if (word := text.strip().lower()) not in words:
@@ -152,8 +182,9 @@ def _option(option: str, default: Any = None, parse: Callable[[str, str], Any] =
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and
-    ``stored_until`` in microseconds since 1970. ``queues`` empty: all."""
+    """Options of a read: ``sources`` are topics, or one system view, or none if ``pattern`` chooses the topics.
+    ``timeout`` and ``trigger_delay`` in seconds, ``stored_from`` and ``stored_until`` in microseconds since 1970.
+    ``queues`` empty: all."""
 
     url: str
     sources: tuple[str, ...]
@@ -161,7 +192,12 @@ class ReadOptions:
     end: Start = LATEST
     columns: tuple[str, ...] | None = _option("columns", None, _parse_names)
     partition_rows: int = _option("maxRowsPerPartition", 250_000, _parse_count)
+    pattern: str | None = _option("topicPattern", None, _parse_pattern)
     trigger_rows: int | None = _option("maxRowsPerTrigger", None, _parse_count)
+    trigger_bytes: float | None = _option("maxBytesPerTrigger", None, partial(_parse_quantity, BYTES))
+    waiting_rows: int = _option("minRowsPerTrigger", 1, _parse_count)
+    trigger_delay: float = _option("maxTriggerDelay", 900.0, partial(_parse_quantity, SECONDS))
+    skip_purged: bool = _option("onPurged", False, partial(_is_second, ("fail", "skip")))
     key: str | None = _option("key")
     tags: tuple[str, ...] = _option("tags", (), _parse_tags)
     queues: tuple[int, ...] = _option("queues", (), _parse_queues)
@@ -173,10 +209,15 @@ class ReadOptions:
     timeout: float = _option("timeout", 30.0, _parse_seconds)
 
     @property
+    def first_source(self) -> str:
+        """The topic or system view that the columns are those of; empty for the topics of a pattern."""
+        return self.sources[0] if self.sources else ""
+
+    @property
     def filters(self) -> dict[str, Any]:
         """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`), which the broker applies. System
         views have no offsets by time, so for them times in ``start`` and ``end`` become filters, too."""
-        view = self.sources[0].startswith("%")
+        view = self.first_source.startswith("%")
         since, until = (at if view and isinstance(at, int) else None for at in (self.start, self.end))
         wanted = {
             "key": self.key,
@@ -203,12 +244,14 @@ class WriteOptions:
     adopt: bool = _option("adopt", False, partial(_is_second, ("false", "true")))
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-    """Parse the options of a read. Raises Misuse(BAD_SETTING) that names the wrong option and the nearest valid one."""
+def read_options(options: Mapping[str, str], *, streaming: bool | None = False) -> ReadOptions:
+    """Parse the options of a read; with ``streaming`` None of either kind. Raises Misuse(BAD_SETTING) that names the
+    wrong option and the nearest valid one."""
     given = _select_known(options, READING)
     sources = tuple(name.strip() for name in given.get("topic", "").split(",") if name.strip())
-    if not sources:
-        raise Misuse(Code.BAD_SETTING, "option 'topic' is missing", "the topic, or a system view such as %half")
+    if bool(sources) == ("topicpattern" in given):
+        text = "options 'topic' and 'topicPattern' were given" if sources else "option 'topic' is missing"
+        raise Misuse(Code.BAD_SETTING, text, "a topic, a system view such as %half, or topicPattern")
     if len(sources) > 1 and any(name.startswith("%") for name in sources):
         raise Misuse(Code.BAD_SETTING, "a system view is read alone", "one DataFrame for each, then join them")
     if len(set(sources)) < len(sources):
@@ -216,17 +259,20 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
     if streaming and "end" in given:
         hint = "use trigger(availableNow=True) to stop at what is there"
         raise Misuse(Code.BAD_SETTING, "a stream has no 'end'", hint)
-    if not streaming and "maxrowspertrigger" in given:
+    if streaming is False and (name := next((name for name in OF_STREAMS if name.lower() in given), None)):
         hint = "maxRowsPerPartition cuts the ranges of a batch"
-        raise Misuse(Code.BAD_SETTING, "'maxRowsPerTrigger' is of streams", hint)
-    _check_filters(sources[0], given)
-    return ReadOptions(
+        raise Misuse(Code.BAD_SETTING, f"{name!r} is of streams", hint)
+    _check_filters(sources[0] if sources else "", given)
+    found = ReadOptions(
         url=_read_url(given),
         sources=sources,
         start=_parse_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
         end=_parse_start("end", given.get("end", LATEST), (LATEST,)),
         **_parse_each(given, ReadOptions),
     )
+    if found.waiting_rows > (found.trigger_rows or found.waiting_rows):
+        raise Misuse(Code.BAD_SETTING, "minRowsPerTrigger is more than maxRowsPerTrigger")
+    return found
 
 
 def _check_filters(source: str, given: Mapping[str, str]) -> None:
@@ -236,9 +282,10 @@ def _check_filters(source: str, given: Mapping[str, str]) -> None:
         (("key", "tags"), source in _WITHOUT_KEYS, filtered),
         (("queues",), source.startswith("%"), filtered),
         (("group",), source not in _OF_GROUPS, f"{' and '.join(_OF_GROUPS)} have"),
+        (("maxBytesPerTrigger",), source in _WITHOUT_KEYS, "maxRowsPerTrigger"),
     ):
         for name in names:
-            if is_unfit and name in given:
+            if is_unfit and name.lower() in given:
                 raise Misuse(Code.BAD_SETTING, f"{source} has no option {name!r}", hint)
 
 

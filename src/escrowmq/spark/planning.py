@@ -6,7 +6,7 @@ name, so the same offsets give the same Spark partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,12 +14,13 @@ from escrowmq.errors import Code, Misuse, error
 from escrowmq.spark.options import EARLIEST, LATEST, Start
 
 Offsets = dict[str, int]
-"""The next offset to read of each topic partition, by its name. The end of a stream's batch also has, under ``NAME +
-BEGINS``, where the batch begins to read a partition that no batch before it has read.
+"""The next offset to read of each topic partition, by its name. The end of a stream's batch also has notes. Their keys
+have a space, and names have none: ``NAME + BEGINS``: where the batch begins to read this partition, if no batch before
+it has read it, or offsets are skipped; ``NAME + SKIPPED + " FIRST"``: offsets FIRST to that value were purged, and are
+skipped; ``SKIPPED``: how many offsets the query has skipped so far.
 """
 
-BEGINS = " begins"
-"""Suffix of the name of a topic partition. Names have no spaces, so it is unambiguous."""
+BEGINS, SKIPPED = " begins", " skipped"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,6 +101,19 @@ def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: 
     return found
 
 
+def skip_purged(
+    partitions: Iterable[TopicPartition], start: Mapping[str, int], end: Mapping[str, int]
+) -> tuple[Offsets, list[OffsetRange]]:
+    """Return ``start`` moved to the first stored offset of each partition, and the ranges between it and ``end`` that
+    have left the log."""
+    gone = [
+        OffsetRange(one, start[one.name], min(one.head, end[one.name]))
+        for one in partitions
+        if one.name in start and start[one.name] < min(one.head, end.get(one.name, 0))
+    ]
+    return {**start, **{one.partition.name: one.end for one in gone}}, gone
+
+
 def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
     """Split the ranges into ranges of at most ``rows`` offsets, of nearly equal size."""
     parts: list[OffsetRange] = []
@@ -128,6 +142,26 @@ def limit_rows(start: Mapping[str, int], end: Mapping[str, int], rows: int | Non
     return {name: start.get(name, stop) + shares.get(name, 0) for name, stop in end.items()}
 
 
+def limit_bytes(
+    found: Iterable[OffsetRange], most: float, fit: Callable[[OffsetRange, float], tuple[int, int]]
+) -> Offsets:
+    """Return where ranges end so that their messages have at most ``most`` bytes together. They share equally, and
+    shorter ones leave the rest of their share to longer ones. ``fit(range, bytes)`` returns the offset up to which a
+    range fits, and the bytes up to there. If the next message of the longest range does not fit its share, that range
+    is read alone, and at least that message: so every range has its turn."""
+    by_length = sorted(found, key=lambda one: (one.end - one.start, one.partition))
+    ends: Offsets = {}
+    left = most
+    for number, one in enumerate(by_length):
+        ends[one.partition.name], used = fit(one, left / (len(by_length) - number))
+        left -= used
+    if by_length and ends[(longest := by_length[-1]).partition.name] == longest.start:
+        stop, used = fit(longest, most)
+        ends = {one.partition.name: one.start for one in by_length}
+        ends[longest.partition.name] = stop if used else min(stop + 1, longest.end)
+    return ends
+
+
 def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:
     """Return ``start``, and the head of each partition that is new since then. Raises Misuse(BAD_SETTING) if a
     partition of ``start`` does not exist. Otherwise a checkpoint of other brokers would silently start again from the
@@ -140,17 +174,27 @@ def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) 
 
 
 def ends(offsets: Mapping[str, int]) -> Offsets:
-    """Return the offsets without the notes that :func:`add_beginnings` adds."""
-    return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
+    """Return the offsets without their notes."""
+    return {name: at for name, at in offsets.items() if " " not in name}
 
 
 def add_beginnings(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
-    """Add to the end of a batch a note of where it begins in each partition that it is the first to read. Spark stores
-    only ends. Without these notes, a batch that is repeated after a crash would determine its beginning again, and find
-    later messages ("latest") or fewer of them (retention)."""
-    return {**end, **{name + BEGINS: at for name, at in beginnings.items()}}
+    """Add to the end of a batch a note of where it begins in each partition that it is the first to read, or whose next
+    offsets it skips. Spark stores only ends. Without these notes, a batch that is repeated after a crash would
+    determine its beginning again, and find later messages ("latest") or fewer of them (retention). A query that found
+    no partition notes that, too: partitions that come later are read from their first message."""
+    return {**end, **{name + BEGINS: at for name, at in beginnings.items()}} or {BEGINS: 0}
+
+
+def add_skipped(end: Offsets, gone: Iterable[OffsetRange], before: Mapping[str, int]) -> Offsets:
+    """Add to the end of a batch the offsets that it skips, and how many that makes since the query began."""
+    skipped = {f"{one.partition.name}{SKIPPED} {one.start}": one.end for one in gone}
+    total = before.get(SKIPPED, 0) + sum(one.end - one.start for one in gone)
+    return {**end, **skipped, **({SKIPPED: total} if total else {})}
 
 
 def find_starts(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
-    """Return where a batch begins: at the end of the batch before it, or where the notes in its own end say."""
-    return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)
+    """Return where a batch begins: at the end of the batch before it, or later, where the notes in its own end say."""
+    noted = {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)}
+    before = ends(start)
+    return before | {name: max(at, before.get(name, 0)) for name, at in noted.items()}

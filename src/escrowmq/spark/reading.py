@@ -5,19 +5,22 @@ These classes are pickled for short-lived Spark processes, so none of them holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from escrowmq.errors import Code, Unknown
+from escrowmq.errors import Code, Unknown, error
 from escrowmq.platform.failpoints import reach
 from escrowmq.platform.memory import keep_freed_memory
 from escrowmq.spark import brokers
 from escrowmq.spark.columns import as_spark, choose, wire_columns
 from escrowmq.spark.options import ReadOptions
-from escrowmq.spark.planning import OffsetRange, cut, first_offsets, last_offsets, ranges
+from escrowmq.spark.planning import OffsetRange, cut, first_offsets, last_offsets, ranges, skip_purged
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,25 @@ class EscrowReader(DataSourceReader):
         options = self.options
         with brokers.opened(options.url, options.token_file) as links:
             there = brokers.topic_partitions(links, options)
-        found = ranges(there, first_offsets(there, options.start), last_offsets(there, options.end))
+        if options.pattern and not there:
+            raise error(Code.UNKNOWN_TOPIC, f"no topic matches {options.pattern!r}")
+        first, last = first_offsets(there, options.start), last_offsets(there, options.end)
+        if options.skip_purged:
+            first, gone = skip_purged(there, first, last)
+            log_skipped(gone)
+        found = ranges(there, first, last)
         return [RangePartition(one) for one in cut(found, options.partition_rows)] or [EmptyPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, on an executor."""
         return read_partition(partition, self.schema, self.options)
+
+
+def log_skipped(gone: Iterable[OffsetRange]) -> None:
+    """Log purged offsets that a read skips, on the process that plans it."""
+    for one in gone:
+        text = "%s: skipped %d offsets, %d to %d: they left the log before they were read"
+        _log.warning(text, one.partition.name, one.end - one.start, one.start, one.end - 1)
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:

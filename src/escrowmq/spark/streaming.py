@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from math import inf
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from escrowmq.client.links.answers import away
 from escrowmq.client.links.presence import Missing
@@ -16,8 +26,8 @@ from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse
 from escrowmq.spark import brokers, planning
 from escrowmq.spark.options import EARLIEST, ReadOptions
-from escrowmq.spark.planning import Offsets, TopicPartition
-from escrowmq.spark.reading import RangePartition, read_partition
+from escrowmq.spark.planning import OffsetRange, Offsets, TopicPartition
+from escrowmq.spark.reading import RangePartition, log_skipped, read_partition
 from escrowmq.wire import DEAD_LETTER_PREFIX, Link
 
 _log = logging.getLogger(__name__)
@@ -35,33 +45,70 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._router: Router | None = None
         self._missing: list[Missing] = []
         self._stop_at: Offsets | None = None
+        self._planned = -inf
+        """When the last batch was planned (monotonic clock, seconds)."""
+        self._late: list[OffsetRange] = []
+        """Skipped since the last end was noted: a batch that is repeated lost them after it was planned."""
 
     def initialOffset(self) -> Offsets:
         """Return no offsets. The end of the first batch notes where it begins (see planning.add_beginnings)."""
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
-        """Return the end of the next micro-batch: all available messages, or as many as the limit allows."""
+        """Return the end of the next micro-batch: all available messages, or as many as the limits allow. Spark passes
+        one limit; unless it asks for all, the options have the others."""
+        before = planning.ends(start)
         there = self._refresh_partitions()
+        there += self._list_deleted(before, there)
         end = _list_ends(there)
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
-        before = planning.ends(start)
         if self._missing and not before and self.options.start != EARLIEST:
             raise away(self._missing, "where the query begins is only known when all brokers are there")
         known = planning.first_offsets(there, self.options.start)
-        if before:
+        if start:  # a query that has begun reads what is new from its first message
             known = planning.known_start(self._drop_missing(before, there), there)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reached = before | planning.limit_rows({name: known[name] for name in end}, end, rows)
-        if reached == before:
+        gone: list[OffsetRange] = []
+        if self.options.skip_purged:
+            known, gone = planning.skip_purged(there, known, end)
+        begins = {name: known[name] for name in end}
+        has_news = bool(gone or self._late or not start)
+        limited = self._limit(there, begins, end, limit, has_news)
+        if limited is None or (before | limited == before and not has_news):
             return start
-        return planning.add_beginnings(reached, {name: known[name] for name in reached.keys() - before.keys()})
+        reached = before | limited
+        log_skipped(gone)
+        gone, self._late, self._planned = self._late + gone, [], time.monotonic()
+        moved = {one.partition.name for one in gone} & end.keys() | (reached.keys() - before.keys())
+        return planning.add_skipped(
+            planning.add_beginnings(reached, {name: known[name] for name in moved}), gone, start
+        )
+
+    def _limit(
+        self, there: Sequence[TopicPartition], start: Offsets, end: Offsets, limit: ReadLimit, has_news: bool
+    ) -> Offsets | None:
+        """Return the end of a micro-batch within the limits, None if fewer rows wait than it needs."""
+        options = self.options
+        if isinstance(limit, ReadAllAvailable):
+            return planning.limit_rows(start, end, None)
+        waiting = sum(max(at - start[name], 0) for name, at in end.items())
+        is_due = has_news or self._stop_at is not None or time.monotonic() >= self._planned + options.trigger_delay
+        if waiting < options.waiting_rows and not is_due:
+            return None
+        end = planning.limit_rows(start, end, options.trigger_rows)
+        if options.trigger_bytes is None:
+            return end
+        fit = partial(brokers.count_fitting, options=options)
+        return end | planning.limit_bytes(planning.ranges(there, start, end), options.trigger_bytes, fit)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of option ``maxRowsPerTrigger``."""
-        rows = self.options.trigger_rows
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        """Return one of the limits of the options, so that Spark asks for all only where its trigger says so."""
+        options = self.options
+        if options.trigger_rows is not None:
+            return ReadMaxRows(options.trigger_rows)
+        if options.trigger_bytes is not None:
+            return ReadMaxBytes(int(options.trigger_bytes))
+        return ReadMinRows(options.waiting_rows) if options.waiting_rows > 1 else ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offsets:
         """Return the end of every topic partition, for the query's progress report."""
@@ -78,6 +125,11 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         mine = self._drop_missing(last, there)
         if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
             raise away(self._missing, f"the batch has messages of {waits[0]}")
+        if self.options.skip_purged:
+            there += self._list_deleted(mine, there)
+            first, gone = planning.skip_purged(there, first, mine)
+            self._late += gone
+            log_skipped(gone)
         found = planning.ranges(there, first, mine)
         return [RangePartition(one) for one in planning.cut(found, self.options.partition_rows)]
 
@@ -99,7 +151,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.stop()
             self._links = brokers.open_links(self.options.url, self.options.token_file)
             self._router = Router(self._links)
-        if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):
+        if (source := self.options.first_source).startswith(DEAD_LETTER_PREFIX):
             text = f"{source} cannot be streamed: dead letters come and go"
             raise Misuse(Code.BAD_SETTING, text, "read them as a batch")
         if len(self._links) == 1 or self._router is None:
@@ -117,6 +169,19 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return offsets
         shards = {f"{partition.shard:08x}" for partition in there}
         return {name: at for name, at in offsets.items() if name.split("/")[-2] in shards}
+
+    def _list_deleted(self, offsets: Offsets, there: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions of deleted topics, empty, if a pattern chooses the topics and purged offsets are
+        skipped."""
+        if not (self.options.pattern and self.options.skip_purged):
+            return []
+        shards, names = {partition.shard for partition in there}, {partition.name for partition in there}
+        deleted = []
+        for name in sorted(offsets.keys() - names):
+            topic, shard, queue = name.rsplit("/", 2)
+            if int(shard, 16) in shards:
+                deleted.append(TopicPartition(topic, int(shard, 16), int(queue), "", offsets[name], offsets[name]))
+        return deleted
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_links": (), "_router": None}
