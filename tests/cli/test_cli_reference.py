@@ -106,6 +106,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "report",
         "reconcile",
         "sweep",
+        "sql",
         "log",
     }
 

@@ -84,7 +84,9 @@ class Grid:
         """A leg for each topic."""
         return [self.leg(topic, who) for topic, who in named.items()]
 
-    def leg(self, topic: str, who: Mapping[str, str], after: Callable[[Stop], None] | None = None) -> Leg:
+    def leg(
+        self, topic: str, who: Mapping[str, str], after: Callable[[Stop], None] | None = None, what: str = "watched"
+    ) -> Leg:
         """A query in which, at each step in ``who``, the one named there is killed. ``after`` is called then, too."""
 
         def kill(stop: Stop) -> None:
@@ -99,7 +101,7 @@ class Grid:
             if after is not None:
                 after(stop)
 
-        return Leg(topic, tuple(who), kill, "watched")
+        return Leg(topic, tuple(who), kill, what)
 
     def check(self, cells: set[Cell]) -> None:
         """Exactly these cells were reached, each when it was that step's time."""

@@ -63,6 +63,22 @@ def stream(spark: SparkSession, url: str, checkpoint: str, topic: str, most: int
     query.awaitTermination()
 
 
+def copy(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
+    """A query with all options that choose what a batch has: first as it comes, then until all of it is done."""
+    options = {"topicPattern": rf"{topic}\..*", "onPurged": "skip", "maxBytesPerTrigger": 200}
+    options |= {"minRowsPerTrigger": 5, "maxTriggerDelay": "200ms"}
+    rows = spark.readStream.format("escrow").options(**options).load(url)
+    keyed = rows.select(f.concat_ws("/", "topic", "key").alias("key"), "body")
+    writer = keyed.writeStream.format("escrow").option("topic", topic).option("immunity", 1)
+    writer = writer.option("checkpointLocation", checkpoint)
+    query = writer.start(url)
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    writer.trigger(availableNow=True).start(url).awaitTermination()
+
+
 def table(spark: SparkSession, url: str, checkpoint: str, topic: str) -> None:
     """A batch write under a name."""
     rows(spark).write.format("escrow").mode("append").option("topic", topic).option("write_id", topic).save(url)
@@ -201,6 +217,7 @@ class ForgetfulSource(EscrowSource):
 WHATS = {
     "stream": (stream, EscrowSource),
     "watched": (stream, WatchedSource),
+    "copy": (copy, WatchedSource),
     "table": (table, EscrowSource),
     "nameless": (nameless, EscrowSource),
     "hasty": (stream, HastySource),

@@ -131,7 +131,7 @@ def test_without_a_limit_everything_is_taken(there):
 def test_purged_offsets_are_skipped_counted_and_named():
     there = [partition(0, 5, 10), partition(1, 8, 8), partition(2, 0, 4), partition(3, 7, 9)]
     names = [one.name for one in there]
-    start, gone = skip_purged(there, {names[0]: 2, names[1]: 3, names[2]: 1}, {name: 10 for name in names[:3]})
+    start, gone = skip_purged(there, {names[0]: 2, names[1]: 3, names[2]: 1}, dict.fromkeys(names[:3], 10))
     assert start == {names[0]: 5, names[1]: 8, names[2]: 1}
     assert [(one.partition.queue, one.start, one.end) for one in gone] == [(0, 2, 5), (1, 3, 8)]
     end = add_skipped({names[0]: 9, names[1]: 8}, gone, {" skipped": 100})

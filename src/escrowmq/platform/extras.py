@@ -19,6 +19,7 @@ EXTRAS = {
     "cryptography": "serve",
     "django": "django",
     "django_tasks": "django",
+    "duckdb": "sql",
     "fastapi": "http",
     "google": "rocketmq",
     "grpc": "rocketmq",
