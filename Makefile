@@ -8,13 +8,13 @@ STAMP  := $(VENV)/.installed-$(shell cksum pyproject.toml lab/pyproject.toml con
 ORDERS ?=
 RUN    ?=
 ARGS   ?=
-PATHS  := src lab tests $(wildcard bench examples)
+PATHS  := src lab tests $(wildcard bench examples website)
 
 # Where this is set, each of the many hundred processes that the tests start would compile the product, and each of pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify lint format docs wheel bench chaos clean
+.PHONY: help setup demo test verify lint format docs site pictures wheel bench chaos clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 20
@@ -56,6 +56,13 @@ format: setup ## apply the style
 docs: setup ## write the generated pages of docs/ anew
 	$(BIN)/python -m escrowmq.cli.reference docs/reference
 	$(BIN)/python tests/invariants.py
+
+site: setup ## build the documentation as a site into build/site; a broken link or anchor is an error
+	$(BIN)/python website/build.py
+
+pictures: setup ## draw the diagrams of docs/pictures anew, and photograph console and report (needs chromium)
+	$(BIN)/python website/diagrams.py
+	$(BIN)/python website/screenshots.py
 
 wheel: setup ## build the wheel into dist/: pip install 'dist/NAME.whl[all]'
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

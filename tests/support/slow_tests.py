@@ -22,6 +22,7 @@ FOLDERS = (
     "tests/simulation/",
     "tests/spark/",
     "tests/system/",
+    "tests/website/",
 )
 FILE = re.compile(
     r"bench_|browser|celery_(kombu|security|workers)|cli_log|console_plans|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_asking"
