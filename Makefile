@@ -14,7 +14,7 @@ PATHS  := src lab tests $(wildcard bench examples website)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify lint format docs site pictures wheel bench chaos clean
+.PHONY: help setup demo test verify lint format docs site pictures wheel packages bench chaos clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 20
@@ -67,6 +67,9 @@ pictures: setup ## draw the diagrams of docs/pictures anew, and photograph conso
 wheel: setup ## build the wheel into dist/: pip install 'dist/NAME.whl[all]'
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+packages: setup ## build both distributions, and install each extra with pip into a clean environment (PYTHON=python3.13)
+	PACKAGES_PYTHON=$(PYTHON) $(BIN)/python -m pytest -q -n 2 tests/installed $(ARGS)
 
 bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines
 	$(BIN)/escrowmq-lab bench $(ARGS)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -150,3 +151,32 @@ def test_a_silent_broker_is_unknown_after_a_while(monkeypatch: pytest.MonkeyPatc
     ran = run("topics", "list", "--url", f"escrow://{silent}")
     assert ran.code == Exit.UNKNOWN
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("is_abstract", [False, pytest.param(True, marks=pytest.mark.verify)])
+def test_systemd_is_notified_when_the_broker_answers_and_when_it_stops(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
+) -> None:
+    """``Type=notify``: by a path, or a name in Linux's abstract namespace."""
+    name = f"\0escrowmq-{tmp_path}" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name)
+        monkeypatch.setenv("NOTIFY_SOCKET", name.replace("\0", "@"))
+        served = serve()
+        ready = manager.recv(4096).decode().splitlines()
+        assert ready == ["READY=1", f"STATUS=serving {served.ready['folder']} at {served.url}"]
+        assert command("topics", "list", url=served.url).returncode == 0
+        served.process.send_signal(signal.SIGTERM)
+        assert manager.recv(4096) == b"STOPPING=1"
+        assert served.process.wait() == 0
+
+
+def test_a_service_manager_that_is_away_does_not_stop_the_broker(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    served = serve()
+    served.process.send_signal(signal.SIGTERM)
+    _, errors = served.process.communicate()
+    assert served.process.returncode == 0
+    assert "the service manager was not notified of READY=1" in errors

@@ -1,23 +1,63 @@
-"""Virtual environments as pip would make them: Python, this project, and what some of its extras name, but nothing
+"""Virtual environments as pip makes them: Python, this project's wheel, and what some of its extras name, but nothing
 else.
 
 They are put together from the packages that are installed here, so that nothing is downloaded: each package of the
-extra's closure, as the installed metadata tells it, is linked into the new environment.
+extra's closure, as the installed metadata tells it, is linked into the new environment. Where ``PACKAGES_PYTHON`` names
+a Python (``make packages``), pip installs the wheel and its extras with it, at the newest versions that it finds.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import tempfile
 import venv
+import zipfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 PROJECT = "escrowmq"
+ROOT = Path(__file__).parents[2]
+PARTS = ("src", "docs", "examples", "deploy", "lab")
+PYTHON = os.environ.get("PACKAGES_PYTHON")
+
+
+@contextmanager
+def distributions() -> Iterator[tuple[Path, Path]]:
+    """The source distribution of this tree, and the wheel that is built from it, as installers build it."""
+    with tempfile.TemporaryDirectory(prefix="escrowmq-built-") as made:
+        folder = Path(made)
+        tree = folder / "tree"
+        tree.mkdir()
+        for file in ROOT.iterdir():
+            if file.is_file() and not file.name.startswith("."):
+                shutil.copy(file, tree)
+        for part in PARTS:
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        _build("sdist", tree, folder)
+        (sdist,) = folder.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        (unpacked,) = (folder / "unpacked").iterdir()
+        _build("wheel", unpacked, folder)
+        (wheel,) = folder.glob("*.whl")
+        yield sdist, wheel
+
+
+def _build(kind: str, tree: Path, into: Path) -> None:
+    program = f"from setuptools import build_meta; build_meta.build_{kind}({str(into)!r})"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def extras() -> list[str]:
@@ -48,12 +88,14 @@ def closure(*extras: str) -> dict[str, Distribution]:
     return found
 
 
-def make(folder: Path, *extras: str) -> Path:
-    """Make an environment with these extras. Returns its Python."""
+def make(folder: Path, wheel: Path, *extras: str) -> Path:
+    """Make an environment with the wheel and these extras. Returns its Python."""
+    if PYTHON is not None:
+        return _install(PYTHON, folder, wheel, extras)
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
     packages = closure(*extras)
-    own = packages.pop(PROJECT)
+    del packages[PROJECT]
     owners = Counter(top for one in packages.values() for top in _tops(one))
     for one in packages.values():
         for file in one.files or ():
@@ -65,14 +107,18 @@ def make(folder: Path, *extras: str) -> Path:
             if not link.is_symlink():
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(Path(str(one.locate_file(path))))
-    source = Path(__file__).parents[2] / "src"
-    (site / "project.pth").write_text(f"{source}\n")
-    (site / "own.dist-info").mkdir()
-    metadata = site / f"{PROJECT}-{own.version}.dist-info"
-    (site / "own.dist-info").rename(metadata)
-    (metadata / "METADATA").write_text(own.read_text("METADATA") or "")
-    (metadata / "entry_points.txt").write_text(own.read_text("entry_points.txt") or "")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
     return folder / "bin" / Path(os.path.basename(sys.executable))
+
+
+def _install(python: str, folder: Path, wheel: Path, extras: tuple[str, ...]) -> Path:
+    made = folder / "bin" / "python"
+    wanted = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
+    for command in ([python, "-m", "venv", folder], [made, "-m", "pip", "install", "--quiet", wanted]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return made
 
 
 def _tops(one: Distribution) -> set[str]:

@@ -77,22 +77,22 @@ def names() -> list[str]:
     return sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # it is a group
 
 
-def run(folder: Path, extras: tuple[str, ...], commands: list[list[str]]) -> list[dict[str, Any]]:
-    python = environments.make(folder / "env", *extras)
+def run(folder: Path, wheel: Path, extras: tuple[str, ...], commands: list[list[str]]) -> list[dict[str, Any]]:
+    python = environments.make(folder / "env", wheel, *extras)
     (folder / "work").mkdir()
     done = subprocess.run(
         [python, HERE / "runner.py", folder / "work"],
-        input=json.dumps(commands), capture_output=True, text=True, timeout=250, check=False,
+        input=json.dumps(commands), capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"words"')]
 
 
 @pytest.mark.parametrize("extras", chosen(), ids=lambda extras: ",".join(extras) or "none")
-def test_every_command_works_or_names_what_to_install(tmp_path: Path, extras: tuple[str, ...]) -> None:
+def test_every_command_works_or_names_what_to_install(tmp_path: Path, wheel: Path, extras: tuple[str, ...]) -> None:
     commands = [list(words) for words in NEEDS]
     helps = [[name, "--help"] for name in names()]
-    found = run(tmp_path, extras, [*commands, *helps])
+    found = run(tmp_path, wheel, extras, [*commands, *helps])
     assert [one["words"] for one in found] == [*commands, *helps]
     assert {" ".join(one["words"]): one["trace"] for one in found if one["trace"]} == {}
     wrong = {}
@@ -108,10 +108,10 @@ def test_every_command_works_or_names_what_to_install(tmp_path: Path, extras: tu
     assert wrong == {}
 
 
-def test_a_program_needs_no_extra(tmp_path: Path) -> None:
+def test_a_program_needs_no_extra(tmp_path: Path, wheel: Path) -> None:
     """Without one, an application uses an embedded broker and what a client needs; the command line's packages are not
     there."""
-    python = environments.make(tmp_path / "env")
+    python = environments.make(tmp_path / "env", wheel)
     absent = {"typer", "rich", "prometheus_client", "fastapi", "sqlalchemy", "pyspark"}
     program = """
 import importlib.util, sys
@@ -131,9 +131,9 @@ print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "paid\n\n", "")
 
 
-def test_a_django_site_needs_one_extra(tmp_path: Path) -> None:
+def test_a_django_site_needs_one_extra(tmp_path: Path, wheel: Path) -> None:
     """Its tables, its outbox, its tasks, its worker with a relay and a broker: without the command line's packages."""
-    python = environments.make(tmp_path / "env", "django")
+    python = environments.make(tmp_path / "env", wheel, "django")
     site = shutil.copytree(HERE.parents[1] / "examples" / "django", tmp_path / "site")
     for words in (["migrate", "--run-syncdb", "--verbosity", "0"], ["check"], ["order", "o-1"]):
         done = subprocess.run([python, "manage.py", *words], cwd=site, capture_output=True, text=True, check=False)
@@ -163,9 +163,10 @@ def test_every_package_of_an_extra_is_known_to_the_errors() -> None:
                 assert by_package.get(package, package).replace("-", "_").lower() in EXTRAS, package
 
 
-def test_celery_has_its_broker_with_the_extra_alone(tmp_path: Path) -> None:
+def test_celery_has_its_broker_with_the_extra_alone(tmp_path: Path, wheel: Path) -> None:
     """And without it, the import names it. The transport needs no other extra, and no command line."""
-    plain, own = environments.make(tmp_path / "plain"), environments.make(tmp_path / "own", "celery")
+    plain = environments.make(tmp_path / "plain", wheel)
+    own = environments.make(tmp_path / "own", wheel, "celery")
     missing = subprocess.run(
         [plain, "-c", "import escrowmq.celery"], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,13 +1,19 @@
-"""A context manager that handles SIGTERM and SIGINT as requests to stop."""
+"""What a process exchanges with its supervisor: signals that request something, and notifications (systemd's
+``Type=notify``)."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -59,3 +65,20 @@ def stop_signals(act: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def notify(state: str) -> None:
+    """Send a state, such as ``READY=1``, to the socket that the environment variable NOTIFY_SOCKET names.
+
+    Without the variable nothing happens. A failure is logged: the manager then ends the service after its timeout.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # Linux's abstract namespace
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            sending.sendto(state.encode(), address)
+    except OSError as problem:
+        logger.warning("the service manager was not notified of %s: %s", state.partition("\n")[0], problem)

@@ -24,7 +24,7 @@ from escrowmq.broker.serving.server import Server
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
-from escrowmq.platform.signals import hang_up_signal, stop_signals
+from escrowmq.platform.signals import hang_up_signal, notify, stop_signals
 from escrowmq.rights import Guard
 from escrowmq.rights.guard import NO_NUMBERS
 from escrowmq.settings import BrokerSettings
@@ -124,10 +124,12 @@ def serve(
         at = str(path.absolute()) if path is not None else None
         facts = {"url": url, "socket": at, "metrics": metrics_url, "folder": str(folder)}
         announce({**facts, "shard": shard, "epoch": epoch, **more})
+        notify(f"READY=1\nSTATUS=serving {folder} at {url}")
         # Not without a time limit: the system may hand a signal to another thread, and Python then runs the handler
         # only when this thread wakes.
         while not (stopping.wait(WAKE_SECONDS) or broker.ended):
             pass
+        notify("STOPPING=1")
         logger.info("stopping")
     if isinstance(broker.failure, EscrowError):
         raise broker.failure
