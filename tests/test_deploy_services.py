@@ -96,6 +96,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
 def health(url: str) -> subprocess.CompletedProcess[str]:
     python, script = instruction("HEALTHCHECK")
     assert (python, Path(script).name) == ("python", HEALTH.name)
+    assert services()["broker"]["healthcheck"]["test"] == ["CMD", python, script]
     environment = {**os.environ, "HEALTH_URL": url}
     return subprocess.run([sys.executable, HEALTH], env=environment, capture_output=True, text=True)
 
