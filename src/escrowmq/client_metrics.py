@@ -64,7 +64,6 @@ def _measure(operations: Counter, messages: Counter, seconds: Histogram, call: h
     try:
         yield
         result = "OK"
-        messages.labels(call.operation).inc(call.count)
     except GeneratorExit:  # the loop over a consumer ended with this message
         result = "OK"
         raise
@@ -72,5 +71,7 @@ def _measure(operations: Counter, messages: Counter, seconds: Histogram, call: h
         result = problem.code.name
         raise
     finally:
+        if result == "OK":
+            messages.labels(call.operation).inc(call.count)
         seconds.labels(call.operation).observe(time.perf_counter() - begun)
         operations.labels(call.operation, result).inc()

@@ -313,3 +313,9 @@ def test_the_transport_is_found_by_its_name_too(shared_broker: str, t: str) -> N
 def test_amqp_s_tls_option_is_refused(shared_broker: str) -> None:
     with Connection(shared_broker, ssl=True) as connection, pytest.raises(Misuse, match="escrows://"):
         connection.connect()
+
+
+def test_secrets_of_an_address_are_not_in_the_banner_of_a_worker() -> None:
+    with Connection("escrow://u:hunter2@127.0.0.1:7700?token=hunter2") as connection:
+        assert connection.as_uri() == "escrow://u:***@127.0.0.1:7700?token=***"
+        assert "hunter2" in connection.as_uri(include_password=True)

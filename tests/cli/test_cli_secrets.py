@@ -41,3 +41,16 @@ def test_an_address_that_is_none_is_named_without_its_password(run: Run, made: N
     ran = run("topics", "list", "--url", f"escrow://u:{SECRET}@127.0.0.1:7700")
     assert ran.code == 2
     assert SECRET not in ran.err
+
+
+def test_the_token_of_a_webhook_or_an_alarm_is_not_shown(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for wrong in ("", "x"):
+        url = f"{wrong}http://127.0.0.1:{port}/hook?token={SECRET}"
+        ran = run("webhooks", "test", "--webhook", f"parked={url}", "--json")
+        assert ran.code != 0
+        assert f":{port}/hook?token=***" in ran.out + ran.err
+        assert SECRET not in ran.out + ran.err
+    ran = run("sweep", "--orders", "sqlite:///a.db", "--products", "sqlite:///b.db", "--alarm", f"//u:{SECRET}@h")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "BAD_ARGUMENT: --alarm //u:***@h")

@@ -189,6 +189,7 @@ def test_metrics_of_a_client_count_operations_messages_and_failures(
     assert value("operations_total", operation="send", result="OK") == 1
     assert value("operations_total", operation="send", result="BAD_TOPIC_NAME") == 1
     assert value("operations_total", operation="handle", result="OK") == 3
+    assert value("messages_total", operation="handle") == 3
     assert value("operation_seconds_count", operation="handle") == 3
     stop()
     assert hooks.installed == ()

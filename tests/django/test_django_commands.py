@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -76,3 +78,16 @@ def test_a_purge_deletes_finished_tasks_of_some_age(monkeypatch: pytest.MonkeyPa
     assert TaskRecord.objects.count() == 3
     with pytest.raises(CommandError):
         call_command("escrowmq_purge", older_than=-1.0)
+
+
+def test_a_site_without_the_extra_is_told_what_to_install() -> None:
+    """Not a traceback of Django that ends with a package of ours."""
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import django; from django.conf import settings\n"
+        "settings.configure(INSTALLED_APPS=['django.contrib.contenttypes', 'escrowmq.django']); django.setup()"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("escrowmq.errors.Misuse: MISSING_PACKAGE: escrowmq.django needs sqlalchemy")
+    assert 'pip install "escrowmq[django]"' in ran.stderr

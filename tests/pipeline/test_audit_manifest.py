@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import escrowmq as mq
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit.checking import check
-from escrowmq.pipeline.audit.drafting import draft
-from escrowmq.pipeline.audit.manifest import Manifest, find_problems
+from escrowmq.pipeline.audit.drafting import draft, name_database
+from escrowmq.pipeline.audit.manifest import Manifest, fill_in, find_problems
 
 WRONG = """{
   "log": "broker",
@@ -149,3 +149,17 @@ def test_what_a_manifest_names_and_is_not_there_is_reported_together(tmp_path: P
     assert "no column prize" in found["tables.shop"]
     assert "NOT_SET_AT_ALL" in found["tables.unset"]
     assert "secret" not in str(found)
+
+
+def test_no_secret_of_an_address_is_in_a_drafted_manifest(tmp_path: Path) -> None:
+    """Whether it is the password of its user or a value of its query; each comes from the environment."""
+    url = "postgresql+psycopg://u:one@h/shop?password=two&sslmode=require&sslpassword=three"
+    written, note = name_database(url, tmp_path)
+    assert not [secret for secret in ("one", "two", "three") if secret in written]
+    secrets = {"SHOP_PASSWORD": "one", "SHOP_QUERY_PASSWORD": "two", "SHOP_QUERY_SSLPASSWORD": "three"}
+    assert note == f"export {' '.join(secrets)} as written in the URL of shop"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in secrets.items():
+            patch.setenv(name, value)
+        assert fill_in(written) == url
+    assert name_database("${SHOP_URL}", tmp_path) == ("${SHOP_URL}", "")

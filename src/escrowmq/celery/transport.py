@@ -24,6 +24,7 @@ from escrowmq.client.producing.producer import Producer
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Rejected, Unknown
 from escrowmq.model import Message
+from escrowmq.platform.listening import shown_address
 
 LEASE_SECONDS = 60.0
 GROUP = "celery"
@@ -110,8 +111,8 @@ class Transport(virtual.Transport):
             del self.bus
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """Return the URL, which has no password."""
-        return uri
+        """Return the URL for display."""
+        return uri if include_password else shown_address(uri)
 
     def driver_version(self) -> str:
         return escrowmq.__version__

@@ -87,7 +87,11 @@ class _Manifest:
     folder: Path = Argument(..., help="The folder of manifest.json.")
     check: bool = Option(False, "--check", help="Only report all errors of the manifest, with their lines.")
     init: bool = Option(False, "--init", help="Only write a manifest, from --database and the topics at --url.")
-    database: list[str] = Option([], metavar="URL", help="With --init: the producer's first, then consumers'.")
+    database: list[str] = Option(
+        [],
+        metavar="URL",
+        help="With --init: the producer's first, then consumers'. ${NAME} is an environment variable.",
+    )
     topic: list[str] = Option([], metavar="NAME", help="With --init: a topic; without it all topics.")
     url: Url = DEFAULT_URL
 
@@ -181,12 +185,17 @@ def report(
         notice(f"{out / 'report.html'}  {out / 'report.json'}")
 
 
+_PASSWORDS = " Passwords: better in PGPASSWORD or ~/.my.cnf, where ps does not show them."
+
+
 @dataclass
 class _Books:
     """The databases of orders and freezes, and their tables."""
 
-    orders: list[str] = Option(..., metavar="URL", help="A database of orders; once for every shard, in their order.")
-    products: str = Option(..., metavar="URL", help="The database of products and freezes.")
+    orders: list[str] = Option(
+        ..., metavar="URL", help=f"A database of orders; once for every shard, in their order.{_PASSWORDS}"
+    )
+    products: str = Option(..., metavar="URL", help=f"The database of products and freezes.{_PASSWORDS}")
     tables: Path | None = Option(None, metavar="FILE", help="JSON: names of tables and columns that differ.")
     shard_by: str | None = Option(
         None,

@@ -24,6 +24,7 @@ from escrowmq.cli.plan import PlansFolder
 from escrowmq.cli.printing import Columns, notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
+from escrowmq.platform.listening import shown_address
 from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -411,7 +412,8 @@ def webhooks_test(
         raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")
     found = hooks.test()
     rows = [
-        {"webhook": hook.name, "url": hook.url, "ok": problem is None, "problem": problem} for hook, problem in found
+        {"webhook": hook.name, "url": shown_address(hook.url), "ok": problem is None, "problem": problem}
+        for hook, problem in found
     ]
     print_rows(rows, json, {"webhook": "webhook", "url": "url", "answer": lambda row: row["problem"] or "ok"}, "none")
     if any(problem is not None for _, problem in found):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from escrowmq.errors import Code, Misuse
 from escrowmq.gateway.signing import secret_keys
 from escrowmq.message.names import check_name
+from escrowmq.platform.listening import shown_address
 from escrowmq.settings import SECONDS, nearest, parse_quantity
 
 DEFAULT_TIMEOUT = 10.0
@@ -48,7 +49,9 @@ def check_url(url: str) -> None:
         sound = False
     if not sound or not url.isascii() or not url.isprintable() or " " in url:
         raise Misuse(
-            Code.BAD_URL, f"{url!r} is not an http or https address", "for example http://127.0.0.1:8000/checks"
+            Code.BAD_URL,
+            f"{shown_address(url)!r} is not an http or https address",
+            "for example http://127.0.0.1:8000/checks",
         )
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise Misuse(Code.BAD_URL, "a check-back address holds no user, password or fragment", "sign: secret_env = ...")

@@ -77,6 +77,11 @@ def shown_address(address: str) -> str:
     return head + question + "".join(hidden)
 
 
+def is_secret(name: str) -> bool:
+    """Return whether the value of this name in a URL's query is hidden."""
+    return _SECRET.search(unquote(name)) is not None
+
+
 def _hide_secret(part: str) -> str:
     name, equals, _ = part.partition("=")
-    return f"{name}=***" if equals and _SECRET.search(unquote(name)) else part
+    return f"{name}=***" if equals and is_secret(name) else part

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from escrowmq.client.producing.producer import AsyncProducer
 from escrowmq.gateway.core import Gateway
@@ -32,32 +32,53 @@ SETTINGS_AGAIN = (0.5, 2.0)
 """Times (s) after which the settings are sent again: the Node client can miss the first ones and then waits forever."""
 MAX_TOPICS = 4096
 """Topics that one client may declare."""
-MAX_COMMANDS = 1000
-"""Commands that wait for one client; a check-back above is answered "unknown"."""
+MAX_COMMANDS, MAX_COMMAND_BYTES = 1000, 8 << 20
+"""Commands that wait for one client, and their bytes: two check-backs about the largest messages. A check-back above is
+answered "unknown"."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """One telemetry stream of a client. ``commands`` wait to be sent; None ends the stream."""
+    """One telemetry stream of a client."""
 
     client: str
     gateway: Gateway
-    commands: asyncio.Queue[Any] = field(default_factory=lambda: asyncio.Queue(MAX_COMMANDS))
     topics: set[str] = field(default_factory=set)
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    """Send the settings again."""
+    _commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    _bytes: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many commands wait."""
+        return self._commands.qsize()
 
     def put(self, **command: Any) -> bool:
         """Queue a command for the client. Returns False if too many wait."""
-        try:
-            self.commands.put_nowait(service.TelemetryCommand(status=OK, **command))
-        except asyncio.QueueFull:
+        made = service.TelemetryCommand(status=OK, **command)
+        if self.waiting >= MAX_COMMANDS or self._bytes + made.ByteSize() > MAX_COMMAND_BYTES:
             return False
+        self._bytes += made.ByteSize()
+        self._commands.put_nowait(made)
         return True
+
+    async def take(self) -> Any:
+        """Wait for the next command. Returns None at the end of the stream."""
+        command = await self._commands.get()
+        self._bytes -= 0 if command is None else command.ByteSize()
+        return command
+
+    def stop_timers(self) -> None:
+        """Forget the settings that would be sent again."""
+        for timer in self.timers:
+            timer.cancel()
 
     def end(self) -> None:
         """End the stream after the command that is being sent."""
-        while not self.commands.empty():
-            self.commands.get_nowait()
-        self.commands.put_nowait(None)
+        while self.waiting:
+            self._commands.get_nowait()
+        self._commands.put_nowait(None)
 
 
 class Clients:
@@ -79,6 +100,7 @@ class Clients:
 
     def leave(self, stream: Stream) -> None:
         """Remove a stream. Topics without another one are left: their checks wait."""
+        stream.stop_timers()
         streams = self._streams[stream.gateway]
         streams.remove(stream)
         if not streams:
@@ -94,15 +116,17 @@ class Clients:
                 stream.end()
 
     def learn(self, stream: Stream, settings: Any) -> None:
-        """Take a client's settings: declare its topics, and answer with complete settings, now and a little later."""
+        """Take a client's settings: declare its topics, and answer with complete settings, now and a little later.
+        Raises Refusal if too many answers wait for it."""
         if settings.HasField("publishing"):
             for resource in settings.publishing.topics[:MAX_TOPICS]:
                 self.declare(stream, mapping.name_of(resource, Status.ILLEGAL_TOPIC))
         answer = self._settings_of(settings)
-        stream.put(settings=answer)
+        if not stream.put(settings=answer):
+            raise Refusal(Status.TOO_MANY_REQUESTS, f"client {stream.client:.80} does not read what it is sent")
         loop = asyncio.get_running_loop()
-        for seconds in SETTINGS_AGAIN:
-            loop.call_later(seconds, lambda: stream.put(settings=answer))
+        stream.stop_timers()
+        stream.timers = [loop.call_later(seconds, lambda: stream.put(settings=answer)) for seconds in SETTINGS_AGAIN]
 
     def declare(self, stream: Stream, topic: str) -> None:
         """Count a client as a producer of a topic: check-backs of the topic may go to it."""
@@ -138,8 +162,11 @@ class Clients:
             if len(producers) >= gateway.settings.max_groups:
                 raise Refusal(Status.TOO_MANY_REQUESTS, f"transactions of {len(producers)} topics; more need a gateway")
 
+            found = ref(gateway)  # its producers must not keep a closed gateway in memory
+
             async def decide(check: Check) -> Outcome:
-                return await self.decide(gateway, check)
+                known = found()
+                return Outcome.UNKNOWN if known is None else await self.decide(known, check)
 
             producer = gateway.bus.producer(producer_group(topic), qos=2, timeout=self._timeout, checker=decide)
             producer.attend(any(topic in stream.topics for stream in self._streams.get(gateway, ())))
@@ -152,7 +179,7 @@ class Clients:
         message = check.messages[0]
         fitting = [one for one in self._streams.get(gateway, ()) if message.topic in one.topics]
         sender = message.properties.get(CLIENT)
-        fitting.sort(key=lambda one: (one.client != sender, one.commands.qsize()))
+        fitting.sort(key=lambda one: (one.client != sender, one.waiting))
         transaction = str(check.transaction_id)
         command = service.RecoverOrphanedTransactionCommand(
             message=mapping.to_orphan(message), transaction_id=transaction

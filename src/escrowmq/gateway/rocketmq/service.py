@@ -183,7 +183,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
                     self.clients.learn(stream, command.settings)
 
         async def write() -> None:
-            while (command := await stream.commands.get()) is not None:
+            while (command := await stream.take()) is not None:
                 await context.write(command)
 
         tasks = [asyncio.create_task(read()), asyncio.create_task(write())]

@@ -23,6 +23,7 @@ from escrowmq.pipeline.audit.tables import is_unique
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.tables import absolute, readonly_url
 from escrowmq.pipeline.sql.text_reads import Text, TextRead, reflect_texts
+from escrowmq.platform.listening import is_secret
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute as broker_url
 from escrowmq.spark.options import read_options
@@ -66,7 +67,7 @@ def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str
     raw |= {"ids": {}, "comparisons": [], "consumers": {}}
     notes: list[str] = []
     for number, database in enumerate(databases):
-        written, note = _hide_password(database, folder)
+        written, note = name_database(database, folder)
         notes += [note] if note else []
         for candidate in _find_candidates(database, written, sampled, folder):
             topic, found = candidate
@@ -152,15 +153,26 @@ def _find_id(url: str, table: str, natives: dict[str, str], sampled: Sampled) ->
     return best
 
 
-def _hide_password(database: str, folder: Path) -> tuple[str, str]:
-    """Return how a manifest names a database, and a note if its password must be in the environment."""
+def name_database(database: str, folder: Path) -> tuple[str, str]:
+    """Return the name of a database in a manifest, and a note if secrets of its URL must be in the environment."""
     if "://" not in database and not database.startswith("$"):
         path = Path(database).absolute()
         return (str(path.relative_to(folder.absolute())) if path.is_relative_to(folder.absolute()) else str(path)), ""
-    url = sa.make_url(database)
-    if not url.password or str(url.password).startswith("$"):
+    if database.startswith("$"):
         return database, ""
-    variable = re.sub(r"\W", "_", f"{url.database}_PASSWORD".upper())
-    plain = url.set(password="PASSWORD").render_as_string(hide_password=False)
-    note = f"export {variable} with the password of {url.database}"
-    return plain.replace(":PASSWORD@", f":${{{variable}}}@", 1), note
+    url = sa.make_url(database)
+    names: list[str] = []
+
+    def hide(value: str, what: str) -> str:
+        if value.startswith("$"):
+            return value
+        names.append(re.sub(r"\W", "_", f"{url.database}_{what}".upper()))
+        return f"${{{names[-1]}}}"
+
+    password = None if not url.password else hide(str(url.password), "password")
+    query = {name: hide(str(value), f"query_{name}") if is_secret(name) else value for name, value in url.query.items()}
+    if not names:
+        return database, ""
+    hidden = url.set(password=password, query=query).render_as_string(hide_password=False)
+    hidden = re.sub(r"%24%7B(\w+)%7D", r"${\1}", hidden)
+    return hidden, f"export {' '.join(names)} as written in the URL of {url.database}"

@@ -24,6 +24,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox import engines
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.pipeline.sweeps.run import Swept, read_database_us
+from escrowmq.platform.listening import shown_address
 from escrowmq.platform.times import to_us
 
 TURN_SECONDS = 3.0
@@ -171,7 +172,7 @@ def _send_alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> No
 def check_alarm(url: str) -> None:
     """Raise Misuse(BAD_ARGUMENT) if the URL cannot receive alarms."""
     if not url.startswith(("http://", "https://")):
-        raise error(Code.BAD_ARGUMENT, f"--alarm {url}", "an address to which JSON can be posted: https://HOST/PATH")
+        raise error(Code.BAD_ARGUMENT, f"--alarm {shown_address(url)}", "an address to post JSON to: https://HOST/PATH")
 
 
 def post(url: str, event: Mapping[str, Any]) -> None:
