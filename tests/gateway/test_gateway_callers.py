@@ -56,14 +56,14 @@ async def callers(broker, monkeypatch):
 
 
 async def test_requests_with_a_token_share_a_connection(broker, callers):
-    one, two = await callers.enter("Bearer a"), await callers.enter("bearer a")
+    one, two = await callers.enter("Bearer a", "here"), await callers.enter("bearer a", "here")
     assert one == two
     assert broker.open() == ["a"]
 
 
 async def test_a_request_that_is_cancelled_as_it_connects_loses_no_connection(broker, callers):
     broker.gate.clear()
-    asking = asyncio.create_task(callers.enter("Bearer a"))
+    asking = asyncio.create_task(callers.enter("Bearer a", "here"))
     await asyncio.sleep(0)
     broker.gate.set()
     for _ in range(20):  # at each turn of the loop until it has connected
@@ -73,32 +73,32 @@ async def test_a_request_that_is_cancelled_as_it_connects_loses_no_connection(br
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
-    await callers.enter("Bearer a")
+    await callers.enter("Bearer a", "here")
     assert broker.open() == ["a"]
 
 
 async def test_two_first_requests_of_a_token_share_a_connection_when_there_is_no_room(broker, callers):
     for token in "ab":
-        await callers.leave(*await callers.enter(f"Bearer {token}"), None)
-    (key, one), (_, two) = await asyncio.gather(callers.enter("Bearer c"), callers.enter("Bearer c"))
+        await callers.leave(*await callers.enter(f"Bearer {token}", "here"), "here", None)
+    (key, one), (_, two) = await asyncio.gather(callers.enter("Bearer c", "here"), callers.enter("Bearer c", "here"))
     assert one is two
     assert sorted(broker.open()) == ["b", "c"]
-    await callers.leave(key, one, error(Code.UNAUTHENTICATED))
+    await callers.leave(key, one, "here", error(Code.UNAUTHENTICATED))
     assert broker.open() == ["b"]
 
 
 async def test_callers_with_requests_are_not_closed_for_others(broker, callers):
     for token in "ab":
-        await callers.enter(f"Bearer {token}")
+        await callers.enter(f"Bearer {token}", "here")
     with pytest.raises(Overloaded):
-        await callers.enter("Bearer c")
+        await callers.enter("Bearer c", "here")
     assert broker.open() == ["a", "b"]
 
 
 async def test_a_wrong_token_is_asked_again(broker, callers):
     for _ in range(3):
         with pytest.raises(module.EscrowError) as caught:
-            await callers.enter("Bearer wrong")
+            await callers.enter("Bearer wrong", "here")
         assert caught.value.code is Code.UNAUTHENTICATED
-    await callers.enter("Bearer a")
-    await callers.enter("Bearer b")
+    await callers.enter("Bearer a", "here")
+    await callers.enter("Bearer b", "here")

@@ -15,7 +15,7 @@ from escrowmq.broker.serving.http import HttpServer
 from escrowmq.connecting import links
 from escrowmq.gateway import app as module
 from escrowmq.gateway import beside
-from escrowmq.rights import guard as guarding
+from escrowmq.rights import failures
 
 TOPICS = {"topics": ["TOPIC"], "wait": 0}
 HANDLES = {"handles": ["SHARD-1-0"]}
@@ -127,7 +127,7 @@ def world(tmp_path_factory):
     for name, rules in CALLERS.items():
         rights.add(name, *rules)
     with guarded(folder, rights) as served, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guarding, "DELAY_SECONDS", 0.0)  # of wrong tokens
+        patch.setattr(failures, "DELAY_SECONDS", 0.0)  # of wrong tokens
 
         def connect(token):
             """None: the gateway's own connection, for its health."""

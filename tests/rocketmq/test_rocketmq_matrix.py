@@ -3,19 +3,26 @@ role, for things that exist and for things that do not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 from guarded_broker import RightsFile, guarded
 from rights_table import ABSENT, CALLERS, lacking, sentence
-from rocketmq_runs import GatewayProcess, RawClient
+from rocketmq_runs import RawClient
 from test_rocketmq_keys import signed
 
+from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.rocketmq.protocol import definition, service, service_grpc
-from escrowmq.rights import guard as guarding
+from escrowmq.gateway.rocketmq.server import RocketmqOptions, serve_until
+from escrowmq.gateway.server import aconnect_as
+from escrowmq.rights import failures
 
 Status = definition.Code
 CALLS: dict[str, list[tuple[str, list[str]]]] = {
@@ -61,6 +68,26 @@ def test_a_new_call_without_an_entry_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert unlisted() == {"StealMessage"}
 
 
+@contextmanager
+def serving(url: str, options: RocketmqOptions) -> Iterator[str]:
+    """A gateway on a thread of this process; its address."""
+    ready: Queue[dict[str, Any]] = Queue()
+    ends: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set))
+        await serve_until(partial(aconnect_as, url), options, GatewaySettings(), ready.put, stopping)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(asyncio.run, main())
+        try:
+            yield ready.get(timeout=60)["rocketmq"]
+        finally:
+            ends[0]()
+            running.result()
+
+
 class World:
     """A gateway over a broker with rights, a key for each principal, and what exists there."""
 
@@ -69,11 +96,15 @@ class World:
         tables = (f'[keys.{name}]\nsecret = "{name}-secret"\ntoken = "{rights.tokens[name]}"\n' for name in CALLERS)
         keys.write_text("".join(tables))
         keys.chmod(0o600)
-        gateway = GatewayProcess(f"escrow://127.0.0.1:{port}", ("--access-keys", str(keys)))
-        stack.callback(gateway.stop)
+        address = stack.enter_context(
+            serving(
+                f"escrow://127.0.0.1:{port}",
+                RocketmqOptions(listen="127.0.0.1:0", second="127.0.0.1:0", keys=keys, state=folder / "state"),
+            )
+        )
 
         def connect(*metadata: tuple[str, str]) -> RawClient:
-            client = RawClient(gateway.ready["rocketmq"], metadata=metadata)
+            client = RawClient(address, metadata=metadata)
             stack.callback(client.close)
             return client
 
@@ -123,7 +154,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     for name, rules in CALLERS.items():
         rights.add(name, *rules)
     with guarded(folder, rights) as served, pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(guarding, "DELAY_SECONDS", 0.0)  # of wrong tokens
+        patch.setattr(failures, "DELAY_SECONDS", 0.0)  # of wrong tokens
         yield World(served.port, rights, folder, stack)
 
 
@@ -151,3 +182,14 @@ def test_each_caller_gets_the_answer_of_the_table(world: World, name: str, kind:
 def test_what_is_not_supported_says_so_to_everybody(world: World, name: str) -> None:
     for client in (*world.strangers, *world.clients.values()):
         assert world.ask(client, name, "").code == Status.NOT_IMPLEMENTED
+
+
+@pytest.mark.verify
+def test_whoever_guesses_secrets_must_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    guess = world.strangers[1]
+    for _ in range(failures.FREE_FAILURES + 1):
+        assert world.ask(guess, "SendMessage", "plain").code == Status.UNAUTHORIZED
+    monkeypatch.setattr(failures, "DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(failures, "MOST_WAITING", 0)
+    assert world.ask(guess, "SendMessage", "plain").code == Status.TOO_MANY_REQUESTS
+    assert world.ask(world.clients["admin"], "SendMessage", "plain").code == Status.OK

@@ -130,7 +130,8 @@ def build(sessions: Sessions, settings: ConsoleSettings) -> Starlette:
                         return RedirectResponse(to, 303)
                 return render(request, Page("login.html", "Log in", values), None)
             cookie = state.new_cookie()
-            await sessions.begin(form.get("access_token", ("",))[0].strip(), state.known_cookie, cookie)
+            source = request.client.host if request.client is not None else ""
+            await sessions.begin(form.get("access_token", ("",))[0].strip(), source, state.known_cookie, cookie)
         except EscrowError as problem:
             if problem.code is not Code.UNAUTHENTICATED:
                 logger.warning("a login could not be checked: %s", problem)

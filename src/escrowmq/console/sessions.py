@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from escrowmq.console.core import Console
 from escrowmq.console.limits import ConsoleSettings
 from escrowmq.errors import Code, EscrowError, Overloaded, error
+from escrowmq.rights.failures import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Sessions:
         self._entries: dict[bytes, _Entry] = {}  # by the token's hash
         self._logins = ThreadPoolExecutor(MOST_LOGINS, "escrowmq-console-login")
         self._logging_in = 0
+        self._failures = Failures()
         self._unclaimed: set[Console] = set()  # of logins that have not come to their end
         self._closing: list[threading.Thread] = []
 
@@ -203,14 +205,21 @@ class Sessions:
             return True
         return False
 
-    async def begin(self, token: str, old: str | None, cookie: str) -> None:
-        """Begin a session of a token under a new cookie, in place of that of the old cookie.
+    async def begin(self, token: str, source: str, old: str | None, cookie: str) -> None:
+        """Begin a session of a token under a new cookie, in place of that of the old cookie. ``source``: the visitor's
+        address; after failures it waits.
 
         Raises Denied(UNAUTHENTICATED), Overloaded, or what prevents the brokers from answering.
         """
-        if not 0 < len(token) <= MAX_TOKEN:
-            raise error(Code.UNAUTHENTICATED)
-        entry = await self._authenticate(token)
+        await self._failures.wait(source)
+        try:
+            if not 0 < len(token) <= MAX_TOKEN:
+                raise error(Code.UNAUTHENTICATED)
+            entry = await self._authenticate(token)
+        except EscrowError as problem:
+            if problem.code is Code.UNAUTHENTICATED:
+                self._failures.note(source)
+            raise
         entry.uses += 1
         self.end(old)
         while len(self._sessions) >= self._settings.max_sessions:

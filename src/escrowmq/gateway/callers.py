@@ -17,6 +17,8 @@ from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.limits import GatewaySettings
+from escrowmq.rights.failures import Failures
+from escrowmq.wire.link import ReturningLink
 
 MOST_CALLERS = 256
 """Tokens with an open connection. Above, the one idle longest is closed; if none is idle, the request is refused."""
@@ -51,10 +53,12 @@ class Callers:
         self._settings = settings
         self.own = Gateway(own, settings, addresses)
         self._callers: dict[bytes, _Caller] = {}  # by the token's hash, the one used last at the end
+        self._failures = Failures()
         self._is_closed = False
 
-    async def enter(self, authorization: str) -> tuple[bytes, Gateway]:
+    async def enter(self, authorization: str, source: str) -> tuple[bytes, Gateway]:
         """Return the gateway for an ``Authorization`` header, and the key for :meth:`leave`, which must follow.
+        ``source``: the client's address; after failures its unknown tokens wait.
 
         Raises Denied(UNAUTHENTICATED) for another scheme than Bearer, Overloaded(QUEUE_FULL), Unknown(CLOSED) while the
         gateway stops, or what the broker answers to the token.
@@ -62,11 +66,14 @@ class Callers:
         if self._is_closed:
             raise error(Code.CLOSED)
         scheme, _, token = authorization.partition(" ")
+        key = hashlib.sha256(token.strip().encode()).digest()
+        if not self._is_known(key):
+            await self._failures.wait(source)
         if authorization and (scheme.lower() != "bearer" or not token.strip()):
+            self._failures.note(source)
             raise error(Code.UNAUTHENTICATED, "the Authorization header has no bearer token")
         if not token.strip() and not self._has_credential:
             return b"", self.own
-        key = hashlib.sha256(token.strip().encode()).digest()
         caller = self._callers.pop(key, None)
         if caller is None:
             idle = self._take_idle() if len(self._callers) >= MOST_CALLERS else None
@@ -81,6 +88,14 @@ class Callers:
                 del self._callers[key]
             raise
 
+    def _is_known(self, key: bytes) -> bool:
+        """Return whether a broker has accepted the token."""
+        caller = self._callers.get(key)
+        if caller is None or not caller.gateway.done() or caller.gateway.exception():
+            return False
+        links = caller.gateway.result().bus.router.links
+        return any(isinstance(link, ReturningLink) and link.there for link in links)
+
     async def _open(self, token: str, idle: Gateway | None) -> Gateway:
         if idle is not None:
             await idle.close()
@@ -94,8 +109,10 @@ class Callers:
                 return None if caller.gateway.exception() else caller.gateway.result()
         raise Overloaded(Code.QUEUE_FULL, f"{MOST_CALLERS} tokens have requests at the gateway at the same time")
 
-    async def leave(self, key: bytes, gateway: Gateway, problem: BaseException | None) -> None:
+    async def leave(self, key: bytes, gateway: Gateway, source: str, problem: BaseException | None) -> None:
         """End a request. ``problem``: the error that it raised; after some the connection is not used again."""
+        if isinstance(problem, EscrowError) and problem.code is Code.UNAUTHENTICATED:
+            self._failures.note(source)
         caller = self._callers.get(key)
         if caller is None or not caller.gateway.done() or caller.gateway.result() is not gateway:
             return
@@ -103,6 +120,11 @@ class Callers:
         if isinstance(problem, EscrowError) and problem.code in _ENDED:
             del self._callers[key]
             await gateway.close(problem)
+
+    async def fail(self, source: str) -> None:
+        """Count a wrong credential of an address that no broker has seen, and wait as long as the address must."""
+        self._failures.note(source)
+        await self._failures.wait(source)
 
     async def end_waiting(self) -> None:
         """End waiting receives, without messages."""

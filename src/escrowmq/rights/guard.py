@@ -7,7 +7,7 @@ Rules:
    ``rights.reload``. It is parsed as a whole; an invalid file changes nothing and is logged.
 3. After a change, and when a token expires, the connections of callers who are no longer known, or lost a right, are
    closed. All others go on, with the new rights.
-4. Five failures from one address within a minute delay its next answers by a second each.
+4. Failures of one address delay its next answers (``failures.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.platform.logs import tell
+from escrowmq.rights.failures import Failures
 from escrowmq.rights.file import Rights, Token, load
 from escrowmq.rights.rules import Limits, Need, Principal, denied
 from escrowmq.rights.tokens import digest
@@ -32,13 +33,6 @@ OnChange = Callable[[str, str, str], None]
 
 POLL_SECONDS = 0.25
 MOST_DENIALS = 1000
-FREE_FAILURES = 5
-FAILURE_SECONDS = 60.0
-"""How long a failed greeting counts against its address."""
-DELAY_SECONDS = 1.0
-MOST_ADDRESSES = 10_000
-"""Addresses with failures that are remembered; the oldest is forgotten first."""
-
 
 NO_NUMBERS = {"denied_total": 0.0, "unauthenticated_total": 0.0, "rights_reload_failures_total": 0.0}
 """The numbers of a broker without a rights file, for the action ``stats``."""
@@ -120,7 +114,7 @@ class Guard:
         self._callers: set[Caller] = set()
         self._usage: dict[str, _Usage] = {}
         self._denials: deque[_Denied] = deque(maxlen=MOST_DENIALS)
-        self._failures: dict[str, tuple[int, float]] = {}
+        self.failures = Failures()
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stopping = False
@@ -150,7 +144,8 @@ class Guard:
         with self._lock:
             found = self._find(credential, certificates)
             if found is None:
-                self._note_failure(source)
+                self.unauthenticated += 1
+                self.failures.note(source)
                 raise error(Code.UNAUTHENTICATED)
             principal, token, certificate = found
             usage = self._usage_of(principal)
@@ -190,19 +185,6 @@ class Guard:
             usage.connections = before.connections if before is not None else 0
             self._usage[principal.name] = usage
         return usage
-
-    def _note_failure(self, source: str) -> None:
-        self.unauthenticated += 1
-        count, since = self._failures.pop(source, (0, 0.0))
-        now = time.monotonic()
-        self._failures[source] = (count + 1, since) if now - since < FAILURE_SECONDS else (1, now)
-        if len(self._failures) > MOST_ADDRESSES:
-            del self._failures[next(iter(self._failures))]
-
-    def delay(self, source: str) -> float:
-        """Return the seconds by which the answer to a failed greeting from this address is delayed."""
-        count, since = self._failures.get(source, (0, 0.0))
-        return DELAY_SECONDS if count > FREE_FAILURES and time.monotonic() - since < FAILURE_SECONDS else 0.0
 
     # What they may do
 

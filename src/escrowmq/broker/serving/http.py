@@ -158,7 +158,11 @@ class HttpServer:
         if self._guard is None or path in ("/healthz", "/readyz"):
             return
         scheme, _, token = authorization.partition(" ")
-        caller = self._guard.enter(token if scheme.lower() == "bearer" else "", (), source, lambda: None)
+        try:
+            caller = self._guard.enter(token if scheme.lower() == "bearer" else "", (), source, lambda: None)
+        except Denied:
+            time.sleep(self._guard.failures.delay(source))  # this connection's own thread
+            raise
         try:
             self._guard.check(caller, (Need(Access.VIEW),))
         finally:

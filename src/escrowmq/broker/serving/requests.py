@@ -145,7 +145,7 @@ class Requests:
             if not self.welcomed and came:
                 self._greet(came.pop(0))
         except EscrowError as problem:
-            delay = self._guard.delay(self._source) if self._guard is not None else 0.0
+            delay = self._guard.failures.delay(self._source) if self._guard is not None else 0.0
             if delay and problem.code is Code.UNAUTHENTICATED:
                 self._postpone(problem, time.monotonic() + delay)
             else:

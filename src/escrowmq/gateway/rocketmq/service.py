@@ -64,8 +64,13 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         client = headers.get("x-mq-client-id", "")
         if not client:
             raise Refusal(Status.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
-        bearer = self._keys.bearer_of(headers) if self._keys is not None else ""
-        key, gateway = await self._callers.enter(bearer)
+        source = context.peer().rpartition(":")[0]
+        try:
+            bearer = self._keys.bearer_of(headers) if self._keys is not None else ""
+        except EscrowError:
+            await self._callers.fail(source)
+            raise
+        key, gateway = await self._callers.enter(bearer, source)
         problem: BaseException | None = None
         try:
             yield gateway, client[:255]
@@ -73,7 +78,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             problem = raised
             raise
         finally:
-            await self._callers.leave(key, gateway, problem)
+            await self._callers.leave(key, gateway, source, problem)
 
     async def QueryRoute(self, request: Any, context: Any) -> Any:
         """Answer with this gateway as the one broker of a topic."""

@@ -25,7 +25,8 @@ async def choose_gateway(request: Request) -> AsyncIterator[None]:
     """Provide the gateway of the request's token while the request lasts."""
     callers: Callers = request.app.state.callers
     authorization = request.headers.get("authorization", "")
-    key, gateway = await callers.enter(authorization)
+    source = request.client.host if request.client is not None else ""
+    key, gateway = await callers.enter(authorization, source)
     request.state.gateway = gateway
     problem: BaseException | None = None
     try:
@@ -34,9 +35,9 @@ async def choose_gateway(request: Request) -> AsyncIterator[None]:
         problem = raised
         raise
     finally:
-        await callers.leave(key, gateway, problem)
+        await callers.leave(key, gateway, source, problem)
         if isinstance(problem, EscrowError) and problem.code is Code.CLOSED:  # by the broker: is the token the reason?
-            await callers.leave(*await callers.enter(authorization), None)
+            await callers.leave(*await callers.enter(authorization, source), source, None)
 
 
 def check_count(request: Request, items: Sequence[Any]) -> None:

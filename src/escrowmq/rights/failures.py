@@ -1,0 +1,60 @@
+"""Failed authentications by address: who guesses must wait.
+
+Five failures from one address within a minute delay its next ones by a second each. The protocol and the metrics delay
+the refusal. The gateways and the console delay the check of a token that they do not know yet, so that a guess neither
+reaches a broker nor occupies a connection meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from escrowmq.errors import Code, Overloaded
+
+FREE_FAILURES = 5
+FAILURE_SECONDS = 60.0
+"""How long a failure counts against its address."""
+DELAY_SECONDS = 1.0
+MOST_ADDRESSES = 10_000
+"""Addresses with failures that are remembered; the oldest is forgotten first."""
+MOST_WAITING = 64
+"""Requests that wait at the same time in one server. Others from addresses with failures are refused."""
+
+
+class Failures:
+    """The failures that one server has seen. Thread-safe, but for :meth:`wait`, which belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, float]] = {}  # count and time of the first, the latest address at the end
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def note(self, source: str) -> None:
+        """Count a failure of an address."""
+        now = time.monotonic()
+        with self._lock:
+            count, since = self._found.pop(source, (0, 0.0))
+            self._found[source] = (count + 1, since) if now - since < FAILURE_SECONDS else (1, now)
+            if len(self._found) > MOST_ADDRESSES:
+                del self._found[next(iter(self._found))]
+
+    def delay(self, source: str) -> float:
+        """Return the seconds by which an address must wait."""
+        with self._lock:
+            count, since = self._found.get(source, (0, 0.0))
+        return DELAY_SECONDS if count > FREE_FAILURES and time.monotonic() - since < FAILURE_SECONDS else 0.0
+
+    async def wait(self, source: str) -> None:
+        """Wait as long as an address must. Raises Overloaded(QUEUE_FULL) if too many wait."""
+        if not (seconds := self.delay(source)):
+            return
+        if self._waiting >= MOST_WAITING:
+            text = "too many wrong tokens came from this address"
+            raise Overloaded(Code.QUEUE_FULL, text, "try again later", seconds)
+        self._waiting += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._waiting -= 1
