@@ -101,7 +101,7 @@ def test_limits_of_an_unknown_group():
 def test_a_group_gets_a_burst_and_then_its_rate():
     driver = group_of("a" * 300)
     driver.limit(rate=100)
-    assert offsets(driver, most=1000) == list(range(41)), "two fifths of a second, and one"
+    assert offsets(driver, most=1000) == list(range(31)), "three tenths of a second, and one"
     assert offsets(driver) == []
     assert not driver.groups.has_work("g", driver.topics, driver.now)
     wake_us = driver.groups.wake_us
@@ -113,14 +113,14 @@ def test_a_group_gets_a_burst_and_then_its_rate():
     driver.now += 100_000
     assert len(offsets(driver)) == 10
     driver.now += 60 * SECOND
-    assert len(offsets(driver, most=1000)) == 41, "what was not used is lost"
+    assert len(offsets(driver, most=1000)) == 31, "what was not used is lost"
 
 
 def test_a_slow_rate_grants_one_message_after_the_other():
     driver = group_of("a" * 4)
     driver.limit(rate=0.1)
     assert offsets(driver) == [0]
-    driver.now += round(9.6 * SECOND) - 1
+    driver.now += round(9.7 * SECOND) - 1
     assert offsets(driver) == []
     driver.now += 1
     assert offsets(driver) == [1]
@@ -130,7 +130,7 @@ def test_a_slow_rate_grants_one_message_after_the_other():
     assert offsets(driver) == [2]
 
 
-@pytest.mark.parametrize("late_seconds", [0.0, 0.1, 0.37])
+@pytest.mark.parametrize("late_seconds", [0.0, 0.1, 0.27])
 @pytest.mark.parametrize("rate", [2, 50])
 def test_receives_that_come_late_get_the_rate(rate, late_seconds):
     """As when the machine stalls for that time before each of them, by the driver's clock."""
@@ -148,11 +148,11 @@ def test_receives_that_come_late_get_the_rate(rate, late_seconds):
 
 def test_redeliveries_count_and_messages_that_nobody_received_do_not():
     driver = group_of("a" * 8)
-    driver.limit(rate=2.5)
+    driver.limit(rate=4)
     lease = int(driver.receive(most=2).leases[0])
     driver.settle((lease, 0, 1, Act.RELEASE, -1, None), (lease, 1, 1, Act.NACK, 0, None))
     assert pairs(driver.receive()) == [(0, 0, 1)], "one of two: the other one counted"
-    driver.now += round(0.4 * SECOND)
+    driver.now += SECOND // 4
     assert pairs(driver.receive()) == [(0, 1, 2)]
 
 
@@ -160,9 +160,9 @@ def test_an_unchanged_rate_goes_on_when_other_limits_change():
     driver = group_of("a" * 100)
     driver.limit(rate=100)
     offsets(driver, most=1000)
-    driver.limit(rate=100, in_flight=46)
+    driver.limit(rate=100, in_flight=36)
     assert offsets(driver) == []
-    driver.limit(rate=200, in_flight=46)
+    driver.limit(rate=200, in_flight=36)
     assert len(offsets(driver)) == 5, "the limit in flight"
 
 
@@ -184,9 +184,9 @@ def test_the_rate_holds_in_every_window_of_time(rate, steps):
             assert total <= 1 + rate * (BURST_SECONDS + (end - begin) / SECOND) + 0.01
 
 
-@given(st.floats(1, 50_000), st.lists(st.integers(1, 370_000), min_size=1, max_size=50))
+@given(st.floats(1, 50_000), st.lists(st.integers(1, 270_000), min_size=1, max_size=50))
 def test_a_group_with_enough_messages_gets_its_rate(rate, late_us):
-    """Served whenever the bucket is ready, up to 0.37 s late, it gets the rate within 5 % over 10 seconds."""
+    """Served whenever the bucket is ready, up to 0.27 s late, it gets the rate within 5 % over 10 seconds."""
     bucket, now, total, late = Bucket(rate, 0), 0, 0, itertools.cycle(late_us)
     while now < 10 * SECOND:
         total += (count := bucket.room(now))
@@ -296,13 +296,13 @@ def test_what_a_member_has_in_doubt_is_handed_over_whatever_the_limits():
 
 def test_limits_and_what_was_spent_survive_a_restart():
     driver = group_of("a" * 100)
-    driver.limit(rate=100, in_flight=87)
-    offsets(driver, most=36)
+    driver.limit(rate=100, in_flight=67)
+    offsets(driver, most=26)
     driver.reopen()
     assert driver.groups.wake_us <= driver.now
     assert len(offsets(driver)) == 5
     driver.now += SECOND
-    assert len(offsets(driver)) == 41
+    assert len(offsets(driver)) == 31
     driver.reopen()
     assert driver.groups.wake_us == driver.now + 20_000
     driver.now += SECOND

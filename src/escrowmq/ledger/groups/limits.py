@@ -28,7 +28,7 @@ from escrowmq.model import Limits
 NO_LIMITS = Limits()
 LEAST_RATE, MOST_RATE = 0.001, 1e9  # messages per second
 MOST = (1 << 31) - 1  # messages in flight
-BURST_SECONDS = 0.4  # of messages that a group makes up for after a stall or rest: 4 % of what it gets in 10 s
+BURST_SECONDS = 0.3  # of messages that a group makes up for after a stall or rest: 3 % of what it gets in 10 s
 LEAST_SECONDS = 0.02  # of messages that a lease waits for, so that a fast group does not get them one by one
 NO_KEY = int(numbers(np.array([hash_key("")], np.uint64))[0])
 
