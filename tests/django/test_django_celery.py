@@ -75,6 +75,7 @@ def test_another_broker_rolls_the_block_back() -> None:
     assert not Order.objects.exists()
 
 
+@pytest.mark.verify
 def test_with_the_process_killed_at_every_step_tasks_and_orders_agree(site: str, tmp_path: Path) -> None:
     ran = forked.run([sys.executable, HERE / "celery_child.py", site], cwd=HERE)
     assert ran.returncode == 0, ran.stderr

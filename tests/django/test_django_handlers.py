@@ -29,6 +29,7 @@ def payments() -> list[int]:
     return sorted(Payment.objects.values_list("order", flat=True))
 
 
+@pytest.mark.verify
 def test_handlers_killed_around_their_commit_have_each_effect_once(
     site: str, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
