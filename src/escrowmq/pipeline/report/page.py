@@ -153,14 +153,9 @@ def _waits(report: Report) -> str:
         rows.append([escape(g["group"]), escape(", ".join(g["topics"])), *counts, _code(g["broker"])])
     heads = ["consumer group", "topics", "#waiting", "#leased", "#retrying", "#lag", "#dead letters", "broker"]
     text = "Messages that a group has not acknowledged yet." if rows else "There is no consumer group."
-    causes = {
-        "not received": "waiting",
-        "in flight": "leased",
-        "waiting for a retry": "retrying",
-        "dead letters": "dead",
-    }
-    counts = {cause: sum(group[name] for group in report.consumers) for cause, name in causes.items()}
-    inside = figures(*map(figure, counts, counts.values())) + table(heads, rows) if rows else ""
+    causes = {"not received": "waiting", "in flight": "leased", "to be retried": "retrying", "dead letters": "dead"}
+    pending = {cause: sum(group[name] for group in report.consumers) for cause, name in causes.items()}
+    inside = figures(*map(figure, pending, pending.values())) + table(heads, rows) if rows else ""
     return escrow + section("Pending messages", text, inside)
 
 
