@@ -22,22 +22,34 @@ SIZE = {"width": 1200, "height": 800}
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve a broker and its console. Yields their addresses."""
-    words = [sys.executable, "-m", "escrowmq", "serve", "--folder", str(folder), "--listen", "127.0.0.1:0"]
-    # Checks come quickly, so that there is a parked transaction to see.
-    words += ["--console", "127.0.0.1:0", "--transaction-timeout", "1s", "--check-interval", "1s", "--check-max", "1"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def started(words: list[str], address: str) -> Iterator[str]:
+    """Start a command of escrowmq. Yields the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "escrowmq", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"(escrow://\S+?),.*(http://\S+?);", line)
+        found = re.search(address + r"://[^\s,;]+", line)
         if found is None:
-            raise SystemExit(f"the broker did not start: {line}")
-        yield found[1], found[2]
+            raise SystemExit(f"{words[0]} did not start: {line}")
+        yield found[0]
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, str]]:
+    """Serve a broker and a console over it. Yields their addresses."""
+    words = ["serve", "--folder", str(folder), "--listen", "127.0.0.1:0"]
+    # Checks come quickly, so that there is a parked transaction to see.
+    words += ["--transaction-timeout", "1s", "--check-interval", "1s", "--check-max", "1"]
+    with (
+        started(words, "escrow") as url,
+        started(["console", "--url", url, "--listen", "127.0.0.1:0"], "http") as console,
+    ):
+        yield url, console
 
 
 def answer(check: mq.Check) -> mq.Outcome:
@@ -95,10 +107,10 @@ def photograph(folder: Path) -> None:
         browser = playwright.chromium.launch(executable_path=program(), args=flags())
         page = browser.new_page(viewport=SIZE, color_scheme="light")
         with served(data) as (url, console):
-            working = threading.Thread(target=work, args=(url, 40.0))
+            working = threading.Thread(target=work, args=(url, 32.0))
             working.start()
             page.goto(console)
-            time.sleep(35)
+            time.sleep(30)
             page.goto(console)
             page.screenshot(path=folder / "console.png")
             working.join()
@@ -106,9 +118,8 @@ def photograph(folder: Path) -> None:
             page.screenshot(path=folder / "console-waiting.png")
             page.goto(f"{console}/find?q=order-1107")
             page.screenshot(path=folder / "console-find.png")
-        subprocess.run(
-            [sys.executable, "-m", "escrowmq", "report", "--url", f"file:{data}", "--out", str(pages)], check=True
-        )
+            report = ["report", "--url", url, "--out", str(pages)]
+            subprocess.run([sys.executable, "-m", "escrowmq", *report], check=True)
         page.goto((pages / "report.html").as_uri())
         page.screenshot(path=folder / "report.png")
         browser.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import escrowmq as mq
 import forked
 from escrowmq.cli.main import app
 
@@ -55,6 +56,40 @@ def test_the_first_program_of_a_page_runs_twice(page: str, tmp_path: Path) -> No
         assert (result.returncode, result.stderr) == (0, ""), (page, turn)
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("page", ["asyncio.md", "from-celery.md", "from-outbox.md", "hooks.md"])
+def test_all_programs_of_a_page_run_one_after_the_other_twice(page: str, tmp_path: Path) -> None:
+    program = "".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL))
+    for turn in ("first", "second"):
+        words = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", program]
+        result = fresh(words, cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), (page, turn)
+
+
+MOVE_TWICE = """
+python move.py
+escrowmq outbox relay --database-url sqlite:///shop.db --to file:./data --once
+escrowmq outbox list --database-url sqlite:///shop.db
+"""
+
+
+@pytest.mark.verify
+def test_rows_of_another_outbox_reach_the_broker_once_and_in_order(tmp_path: Path) -> None:
+    """The program and the commands of docs/from-outbox.md, twice: each run adds three rows."""
+    (tmp_path / "move.py").write_text(FIRST["from-outbox.md"])
+    page = (DOCS / "from-outbox.md").read_text()
+    for line in MOVE_TWICE.strip().splitlines() * 2:
+        words = shlex.split(line)
+        assert words[0] == "python" or line in page
+        start = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "escrowmq"]
+        result = fresh([*start, *words[1:]], cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    with mq.connect(f"file:{tmp_path / 'data'}") as bus, bus.consumer("test", ["orders"]) as consumer:
+        found = [(message.key, message.message_id) for message in consumer.messages(idle_timeout=1)]
+    assert [key for key, _ in found] == ["o-1"] * 6
+    assert len(set(found)) == 6
+
+
 @pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
 def test_no_command_hides_a_variable_from_the_shell(page: str) -> None:
     """Within single quotes the shell puts nothing for $NAME: the command would send the name itself."""
@@ -64,17 +99,22 @@ def test_no_command_hides_a_variable_from_the_shell(page: str) -> None:
 
 def commands(page: str) -> list[list[str]]:
     """The words of each call of escrowmq in a page, without comments."""
-    blocks = re.findall(r"```(?:sh)?\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in found if language in ("", "sh")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("escrowmq ")]
 
 
-@pytest.mark.parametrize(
-    "page", ["acts.md", "backup.md", "console.md", "groups.md", "operations.md", "plans.md", "upgrading.md"]
-)
+TYPED = [
+    *("acts", "backup", "console", "from-celery", "from-outbox", "groups", "operations", "plans", "production"),
+    "upgrading",
+]
+
+
+@pytest.mark.parametrize("page", TYPED)
 def test_the_commands_of_a_page_can_be_typed(page: str) -> None:
     """Each exists, and takes these options and arguments."""
-    found = commands(page)
+    found = commands(f"{page}.md")
     assert found
     for words in found:
         command, rest = typer.main.get_command(app), list(words)
