@@ -25,8 +25,8 @@ def find_pages(root: Path) -> list[Path]:
     return found
 
 
-def copy_page(page: Path, root: Path, pages: Path) -> None:
-    """Copy a page. Its links to folders lead to their README if there is one, those to programs to a copy as text."""
+def read_page(page: Path, root: Path, pages: Path) -> str:
+    """Read a page. Its links to folders lead to their README if there is one, those to programs to a copy as text."""
 
     def resolve(match: re.Match[str]) -> str:
         label, link, anchor = match.groups()
@@ -44,9 +44,19 @@ def copy_page(page: Path, root: Path, pages: Path) -> None:
         shutil.copy(target, f"{copy}.txt")
         return f"[{label}]({link}.txt)"
 
-    place = pages / page.relative_to(root)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(LINK.sub(resolve, page.read_text()))
+    return LINK.sub(resolve, page.read_text())
+
+
+def adapt(text: str) -> str:
+    """Rewrite what Python-Markdown reads in another way than a code host does.
+
+    A list needs an empty line before it, and a pipe within code needs no backslash in a table.
+    """
+    blocks = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    for at in range(0, len(blocks), 2):  # the others are code
+        spaced = re.sub(r"^(?![-*|>#\s]|\d+\.)(.+)\n(?=- )", r"\1\n\n", blocks[at], flags=re.MULTILINE)
+        blocks[at] = re.sub(r"`[^`\n]+`", lambda code: code[0].replace(r"\|", "|"), spaced)
+    return "".join(blocks)
 
 
 def walk(nav: list[dict[str, Any]], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
@@ -59,25 +69,25 @@ def walk(nav: list[dict[str, Any]], above: tuple[str, ...] = ()) -> Iterator[tup
                 yield from walk(content, (*above, title))
 
 
-def summarize(page: Path) -> str:
+def summarize(text: str) -> str:
     """Return the first paragraph below the title of a page, without its links."""
-    for paragraph in page.read_text().split("\n\n"):
+    for paragraph in text.split("\n\n"):
         if not paragraph.lstrip().startswith(("#", "!", "<", "```", "|")):
             return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
     return ""
 
 
-def write_for_machines(config: dict[str, Any], pages: Path, site: Path) -> None:
+def write_for_machines(config: dict[str, Any], texts: dict[str, str], site: Path) -> None:
     """Write each page as Markdown beside its HTML, and llms.txt, the list of all pages."""
-    for page in pages.rglob("*.md"):
-        shutil.copy(page, site / page.relative_to(pages))
+    for path, text in texts.items():
+        (site / path).write_text(text)
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}"]
     section: tuple[str, ...] | None = None
     for above, title, path in walk(config["nav"]):
         if above != section:
             section = above
             lines += ["", f"## {': '.join(above)}", ""] if above else [""]
-        lines.append(f"- [{title}]({path}): {summarize(pages / path)}")
+        lines.append(f"- [{title}]({path}): {summarize(texts[path])}")
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -90,8 +100,10 @@ def build(folder: Path, root: Path = ROOT) -> Path:
     pages, site = folder / config["docs_dir"], folder / config["site_dir"]
     for old in (pages, site):
         shutil.rmtree(old, ignore_errors=True)
-    for page in find_pages(root):
-        copy_page(page, root, pages)
+    texts = {page.relative_to(root).as_posix(): read_page(page, root, pages) for page in find_pages(root)}
+    for path, text in texts.items():
+        (pages / path).parent.mkdir(parents=True, exist_ok=True)
+        (pages / path).write_text(adapt(text))
     for picture in [*root.glob("docs/*.svg"), *root.glob("docs/pictures/*")]:
         copy = pages / picture.relative_to(root)
         copy.parent.mkdir(exist_ok=True)
@@ -103,7 +115,7 @@ def build(folder: Path, root: Path = ROOT) -> Path:
     ran = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(copied)])
     if ran.returncode:
         raise SystemExit(ran.returncode)
-    write_for_machines(config, pages, site)
+    write_for_machines(config, texts, site)
     return site
 
 

@@ -84,6 +84,17 @@ def test_each_page_is_there_as_markdown_and_in_the_list(site: Path) -> None:
         assert html.exists(), path
 
 
+def test_what_code_hosts_and_the_site_read_differently_is_adapted(site: Path) -> None:
+    page = (site / "docs" / "failover" / "index.html").read_text()
+    assert "escrow://a:7700|b:7700" in page
+    assert "a:7700\\|b" not in page
+    assert "a:7700\\|b" in (site / "docs" / "failover.md").read_text()
+    promises = (site / "GUARANTEES" / "index.html").read_text()
+    assert not re.search(r"<p>[^<]*\n- ", promises)
+    items = re.findall(r"^- ", (ROOT / "GUARANTEES.md").read_text(), re.MULTILINE)
+    assert promises.count("<li>") == len(items) > 0
+
+
 def test_the_navigation_is_by_task() -> None:
     nav = tomllib.loads((ROOT / "website" / "zensical.toml").read_text())["project"]["nav"]
     sections = [title for entry in nav for title in entry]
