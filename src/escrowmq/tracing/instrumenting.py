@@ -8,40 +8,44 @@ from functools import partial
 from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
 
 from escrowmq import hooks
 from escrowmq.model import Outcome
 from escrowmq.tracing.consuming import processing, processing_batch
+from escrowmq.tracing.metrics import hook_of
 from escrowmq.tracing.spans import links_of, span_of, tracer_of, with_context
 
 
 class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """OpenTelemetry instrumentation of the process: ``EscrowMQInstrumentor().instrument(tracer_provider=...)``.
-    ``opentelemetry-instrument`` finds it by itself."""
+    """OpenTelemetry instrumentation of the process: ``EscrowMQInstrumentor().instrument(tracer_provider=...,
+    meter_provider=...)``. ``opentelemetry-instrument`` finds it by itself."""
 
-    _remove: Callable[[], None]
+    _remove: tuple[Callable[[], None], ...] = ()
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return no packages: it instruments its own."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:
-        self._remove = hooks.add(partial(trace_call, tracer=tracer_of(kwargs.get("tracer_provider"))))
+        spans = partial(trace_call, tracer=tracer_of(kwargs.get("tracer_provider")))
+        self._remove = hooks.add(spans), hooks.add(hook_of(kwargs.get("meter_provider")))
 
     def _uninstrument(self, **_: Any) -> None:
-        self._remove()
+        for remove in self._remove:
+            remove()
 
 
-def instrument(tracer_provider: TracerProvider | None = None) -> None:
-    """Start tracing in this process. None: by the global tracer provider, also one that is set later. Idempotent."""
+def instrument(tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
+    """Start spans and metrics in this process. None: by the global provider, also one that is set later. Idempotent."""
     instrumentor = EscrowMQInstrumentor()
     if not instrumentor.is_instrumented_by_opentelemetry:
-        instrumentor.instrument(tracer_provider=tracer_provider)
+        instrumentor.instrument(tracer_provider=tracer_provider, meter_provider=meter_provider)
 
 
 def uninstrument() -> None:
-    """Stop tracing."""
+    """Stop spans and metrics."""
     instrumentor = EscrowMQInstrumentor()
     if instrumentor.is_instrumented_by_opentelemetry:
         instrumentor.uninstrument()
