@@ -28,6 +28,7 @@ sys.path[:0] = [
 
 import test_planted as of_the_ledger  # noqa: E402
 
+from escrowmq.broker.serving.streams import Read, Watch  # noqa: E402
 from escrowmq.broker.writer.shard import Shard  # noqa: E402
 from escrowmq.client.admin import Admin  # noqa: E402
 from escrowmq.client.consuming.fetching import Fetcher  # noqa: E402
@@ -44,7 +45,10 @@ from escrowmq.outbox.targets import escrow  # noqa: E402
 from escrowmq.schemas import Kind  # noqa: E402
 from escrowmq.testing.disks import FaultDisk, MemoryFile  # noqa: E402
 from escrowmq.wire import frames  # noqa: E402
+from escrowmq.wire.channel import TlsChannel  # noqa: E402
+from escrowmq.wire.frames import answers, columns  # noqa: E402
 from escrowmq_lab.simulation.brokers import NodeDisk  # noqa: E402
+from escrowmq_lab.simulation.plan import CARRYING, Scale  # noqa: E402
 from escrowmq_lab.simulation.swarm import simulate  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -270,6 +274,74 @@ def end_a_value_a_byte_too_late(monkeypatch):
     monkeypatch.setattr(frames, "read_columns", read)
 
 
+# Carrier
+
+
+@bug("carrier")
+def lose_the_credit_of_a_read(monkeypatch):
+    """Credit does not wake a read that waits for it."""
+
+    def add_credit(self, size):
+        with self._lock:
+            self._credit += size
+
+    monkeypatch.setattr(Read, "add_credit", add_credit)
+
+
+@bug("carrier")
+def send_a_part_out_of_order(monkeypatch):
+    real = columns.split_parts
+
+    def split(pieces):
+        parts = real(pieces)
+        return parts if len(parts) < 4 else [parts[0], parts[2], parts[1], *parts[3:]]
+
+    monkeypatch.setattr(answers, "split_parts", split)
+
+
+@bug("carrier")
+def give_an_answer_to_another_request(monkeypatch):
+    """The number is that of the answer before."""
+    real, last = frames.rows_answer, [0]
+
+    def answered(number, rows):
+        before, last[0] = last[0], number
+        return real(before or number, rows)
+
+    monkeypatch.setattr(frames, "rows_answer", answered)
+
+
+@bug("carrier")
+def send_a_frame_after_a_cancel(monkeypatch):
+    """A cancelled read is answered at once, and its worker answers it again."""
+    real = Read.cancel
+
+    def cancel(self):
+        self._connection.send([[frames.done(self._number)]])
+        real(self)
+
+    monkeypatch.setattr(Read, "cancel", cancel)
+
+
+@bug("carrier")
+def lose_the_rest_of_a_split_tls_record(monkeypatch):
+    real = TlsChannel._receive_raw
+
+    def receive(self, certain):
+        data, at = real(self, certain), 0
+        while at + 5 <= len(data) and (end := at + 5 + int.from_bytes(data[at + 3 : at + 5], "big")) <= len(data):
+            at = end
+        return data[:at] or data
+
+    monkeypatch.setattr(TlsChannel, "_receive_raw", receive)
+
+
+@bug("carrier")
+def push_after_the_close_of_a_watch(monkeypatch):
+    """It is answered, and stays in the list of those that are asked."""
+    monkeypatch.setattr(Watch, "cancel", lambda self: self._connection.send([[frames.done(self._number)]]) and None)
+
+
 # Sessions, operators, and the outbox's target
 
 
@@ -337,6 +409,12 @@ KNOWN: dict[str, int] = {
     "swap_two_rows": 0,
     "shift_the_nulls_of_a_column": 0,
     "end_a_value_a_byte_too_late": 0,
+    "lose_the_credit_of_a_read": 0,
+    "send_a_part_out_of_order": 0,
+    "give_an_answer_to_another_request": 0,
+    "send_a_frame_after_a_cancel": 0,
+    "lose_the_rest_of_a_split_tls_record": 1,
+    "push_after_the_close_of_a_watch": 0,
     "take_a_lost_batch_for_sent": 46,
     "send_rows_under_new_ids": 6,
 }
@@ -348,7 +426,7 @@ def find(name: str, seeds: list[int]) -> dict[str, object]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch)
         for tried, seed in enumerate(seeds, 1):
-            result = simulate(seed)
+            result = simulate(seed, CARRYING if room == "carrier" else Scale())
             if not result.ok:
                 first = result.violations[0]
                 return {

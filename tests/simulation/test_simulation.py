@@ -68,13 +68,21 @@ def test_seeds_hold_every_promise() -> None:
     assert min(found["transactions_committed"], found["transactions_rolled_back"], found["transactions_parked"]) > 5
 
 
-def test_the_same_seed_is_the_same_run_in_another_process() -> None:
-    """Two brokers, an ordered group, kills and a full disk are among these; sets of text have another order in each
-    process."""
-    seeds = ("5", "8", "12")
+def test_reads_parts_credit_and_tls_follow_the_protocol() -> None:
+    """The same for runs about the carrier, whose frames are all checked."""
+    found = json.loads(run("-m", "escrowmq_lab", "simulate", "--carrying", "--seeds", "16", "--jobs", "2", "--json"))
+    assert (found["failed"], found["runs"]) == (0, 16), found["failures"]
+
+
+@pytest.mark.parametrize("scale", ["Scale()", "CARRYING"])
+def test_the_same_seed_is_the_same_run_in_another_process(scale: str) -> None:
+    """Two brokers, an ordered group, kills, a full disk and TLS are among these; sets of text have another order in
+    each process."""
+    seeds = ("1", "5", "8", "12")
     code = (
         "import sys; from escrowmq_lab.simulation.swarm import simulate\n"
-        "print(*(simulate(int(seed)).digest for seed in sys.argv[1:]))"
+        "from escrowmq_lab.simulation.plan import CARRYING, Scale\n"
+        f"print(*(simulate(int(seed), {scale}).digest for seed in sys.argv[1:]))"
     )
     first = run("-c", code, *seeds, hash_seed="1").split()
     again = run("-c", code, *reversed(seeds), hash_seed="2").split()
@@ -104,7 +112,7 @@ def test_a_planted_bug_is_found(name: str, table: dict[str, dict[str, object]]) 
 
 
 def test_bugs_of_every_part_are_planted() -> None:
-    assert {BUGS[name][0] for name in KNOWN} >= {"ledger", "writer", "log", "client", "wire", "outbox"}
+    assert {BUGS[name][0] for name in KNOWN} >= {"ledger", "writer", "log", "client", "wire", "carrier", "outbox"}
     assert len(KNOWN) >= 20
     assert sum(BUGS[name][0] == "wire" for name in KNOWN) >= 5
 

@@ -254,6 +254,18 @@ def test_closing_answers_everything_once_and_withdraws_receives(link, broker):
     link.close()
 
 
+def test_nothing_follows_a_goodbye(link, broker, monkeypatch):
+    """Not even a ping while an answer is overdue: then the connection ends."""
+    monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
+    send(link)
+    broker.mute = True
+    unanswered = begin(link, parcel())
+    broker.wait(lambda: len(broker.kinds) == 2)
+    link.close()
+    assert unanswered.exception(PATIENCE).code is Code.CLOSED
+    assert broker.heard[0] == [Kind.HELLO, Kind.SEND, Kind.SEND, Kind.GOODBYE]
+
+
 def test_it_may_be_closed_by_what_an_answer_calls(link, broker):
     closed = threading.Event()
     link.parcel(parcel(), lambda _: (link.close(), closed.set()))

@@ -12,6 +12,7 @@ from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_facts, print_json
 
 if TYPE_CHECKING:
+    from escrowmq_lab.simulation.plan import Scale
     from escrowmq_lab.simulation.run import Result
     from escrowmq_lab.simulation.swarm import Summary
 
@@ -28,6 +29,9 @@ def simulate(
     seed: Annotated[int | None, typer.Option(min=0, help="Only this one, and make it smaller if it fails.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: print everything that happens.")] = False,
     long: Annotated[bool, typer.Option("--long", help="Longer runs: more operations, more faults.")] = False,
+    carrying: Annotated[
+        bool, typer.Option("--carrying", help="Runs about connections: reads, answers in parts, TLS.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores.")] = None,
     json: Json = False,
 ) -> None:
@@ -36,10 +40,12 @@ def simulate(
     Each seed draws a workload, settings, a network and faults, and always gives the same run. Exit code 1 when a
     promise was broken; the seed is printed, and --seed N --trace shows the run.
     """
+    from escrowmq_lab.simulation.plan import CARRYING, LONG, Scale
     from escrowmq_lab.simulation.swarm import simulate_many
 
+    scale = CARRYING if carrying else LONG if long else Scale()
     if seed is not None:
-        _run_one(seed, trace, long, json)
+        _run_one(seed, trace, scale, json)
         return
     if seeds is None and minutes is None:
         seeds = 2000
@@ -48,7 +54,7 @@ def simulate(
         def on_progress(summary: Summary) -> None:
             status.update(f"{summary.runs} runs, {len(summary.failed)} failed")
 
-        summary = simulate_many(seeds, first, jobs=jobs, long=long, minutes=minutes, on_progress=on_progress)
+        summary = simulate_many(seeds, first, jobs=jobs, scale=scale, minutes=minutes, on_progress=on_progress)
     facts = {
         "runs": summary.runs,
         "failed": len(summary.failed),
@@ -62,7 +68,9 @@ def simulate(
         print_facts(facts)
         for result in summary.failed[:SHOWN]:
             notice(f"seed {result.seed}: {result.violations[0]}")
-            notice(f"replay it: escrowmq-lab simulate --seed {result.seed} --trace{' --long' if long else ''}")
+            notice(
+                f"replay it: escrowmq-lab simulate --seed {result.seed} --trace{' --carrying' if carrying else ' --long' if long else ''}"
+            )
     if not summary.ok:
         raise typer.Exit(Exit.FINDING)
 
@@ -80,13 +88,13 @@ _COUNTED = {
 }
 
 
-def _run_one(seed: int, trace: bool, long: bool, json: bool) -> None:
+def _run_one(seed: int, trace: bool, scale: Scale, json: bool) -> None:
     """Run one seed; if it fails, find what can be left out."""
-    from escrowmq_lab.simulation.plan import LONG, Scale, draw
+    from escrowmq_lab.simulation.plan import draw
     from escrowmq_lab.simulation.run import Run
     from escrowmq_lab.simulation.shrink import shrink
 
-    plan = draw(seed, LONG if long else Scale())
+    plan = draw(seed, scale)
     result = Run(plan, keep=trace).result()
     if trace:
         for line in result.trace:

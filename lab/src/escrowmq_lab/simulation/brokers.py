@@ -22,7 +22,7 @@ from escrowmq.testing.disks import MODES, FaultDisk, Mode
 from escrowmq.wire import PROTOCOL_VERSION, frames
 from escrowmq.wire.actions.brokers import HELLO
 from escrowmq.wire.addresses import DEFAULT_PORT
-from escrowmq.wire.channel import PlainChannel
+from escrowmq.wire.channel import Channel
 from escrowmq_lab.simulation import threads
 from escrowmq_lab.simulation.network import End, Network
 from escrowmq_lab.simulation.scheduler import Node, Scheduler
@@ -82,6 +82,7 @@ class Broker:
         sync_seconds: float,
         recovered: Callable[[Broker, Engine], None],
         trace: Callable[[str], None],
+        accepted: Callable[[End], Channel],
     ) -> None:
         self.name = name
         self.settings = settings
@@ -96,7 +97,7 @@ class Broker:
         self.problem: BaseException | None = None
         """Error of the last failed start."""
         self._scheduler, self._network, self._random = scheduler, network, random
-        self._recovered, self._trace = recovered, trace
+        self._recovered, self._trace, self._accepted = recovered, trace, accepted
         self._sync_seconds = sync_seconds
         self._identity = random.randbytes(struct.calcsize("<IQ"))
 
@@ -173,7 +174,7 @@ class Broker:
         self._trace(f"{self.name} serves, epoch {log.epoch}, position {log.next_position}")
 
         def accept(end: End) -> None:
-            client = Client(end, calls, room, workers, limits)
+            client = Client(end, self._accepted, calls, room, workers, limits)
             self._scheduler.spawn(self.node, client.run, f"{self.name}-client")
 
         self._network.listen(self.name, DEFAULT_PORT, self.node, accept)
@@ -182,11 +183,19 @@ class Broker:
 class Client:
     """One connection at its broker: the work of the server's loop for it."""
 
-    def __init__(self, end: End, calls: Calls, room: Room, workers: Workers, limits: frames.Welcome) -> None:
+    def __init__(
+        self,
+        end: End,
+        accepted: Callable[[End], Channel],
+        calls: Calls,
+        room: Room,
+        workers: Workers,
+        limits: frames.Welcome,
+    ) -> None:
         end.setblocking(False)
         self._end = end
         self._connection = Connection(
-            PlainChannel(end),  # type: ignore[arg-type]  # a fake socket
+            accepted(end),
             end.far.name,
             limits.max_answer_bytes,
             self._attend,
@@ -206,7 +215,7 @@ class Client:
         connection, requests = self._connection, self._requests
         while True:
             self._wake.clear()
-            if self._end.readable and not requests.paused and not self._read():
+            if self._readable and not requests.paused and not self._read():
                 break
             if connection.owes:
                 connection.flush()
@@ -214,10 +223,14 @@ class Client:
                 requests.go_on()
             if connection.broken or (requests.done and not requests.no_longer):
                 break
-            if not self._end.readable or requests.paused:
+            if not self._readable or requests.paused:
                 self._wake.wait(POLL_SECONDS if requests.paused else None)
         connection.close()
         requests.end()
+
+    @property
+    def _readable(self) -> bool:
+        return self._end.readable or self._connection.buffered
 
     def _read(self) -> bool:
         """Process received data. Returns False when the client is gone."""

@@ -50,6 +50,7 @@ class End:
         self._waiting: deque[Task] = deque()
         self._timeout: float | None = None
         self.woken: Callable[[], None] = lambda: None
+        self.on_sent: Callable[[bytes], None] = lambda data: None
 
     # Of a socket
 
@@ -62,8 +63,10 @@ class End:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self.lost:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        self._network.carry(self, bytes(data))
-        return len(data)
+        sent = bytes(data)
+        self.on_sent(sent)
+        self._network.carry(self, sent)
+        return len(sent)
 
     def sendall(self, data: bytes) -> None:
         """Send like :meth:`send`: the buffer is never full."""
@@ -73,7 +76,7 @@ class End:
         """Send several parts like :meth:`send`."""
         return self.send(b"".join(parts))
 
-    def recv(self, most: int) -> bytes:
+    def recv(self, most: int, flags: int = 0) -> bytes:
         """Return received data; b"" after the other end has finished."""
         run = self._network.scheduler
         until = None if self._timeout is None else run.seconds + self._timeout
@@ -184,6 +187,8 @@ class Network:
         self.random = random
         self.options = options
         self.trace = trace
+        self.opened: Callable[[End, End], None] = lambda near, far: None
+        """Called with the client's end and the broker's end of each connection."""
         self.ends: dict[End, None] = {}
         self._listening: dict[tuple[str, int], tuple[Node, Callable[[End], None]]] = {}
         self._stalled: dict[tuple[str, str], float] = {}
@@ -212,6 +217,7 @@ class Network:
         near, far = End(self, mine, node), End(self, node, mine)
         near.other, far.other = far, near
         self.ends[near] = self.ends[far] = None
+        self.opened(near, far)
         accept(far)
         return near
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.disks import MODES
+from escrowmq_lab.simulation.carrier import Carrier
 from escrowmq_lab.simulation.network import NetworkOptions
 from escrowmq_lab.workloads import WORKLOADS, Role
 
@@ -59,6 +60,7 @@ class Plan:
     sync_seconds: float
     network: NetworkOptions
     settings: BrokerSettings
+    carrier: Carrier = Carrier()
 
     def names(self) -> list[str]:
         """Return the names of all parts that can be left out: faults, then operations."""
@@ -97,9 +99,11 @@ class Scale:
     size: int = 12
     seconds: float = 12.0
     faults: int = 10
-    workloads: tuple[str, ...] = field(default_factory=lambda: tuple(WORKLOADS))
+    workloads: tuple[str, ...] = field(default_factory=lambda: tuple(name for name in WORKLOADS if name != "carrying"))
 
 
+CARRYING = Scale(workloads=("carrying",))
+"""Runs about the carrier: reads, parts, TLS."""
 LONG = Scale(size=60, seconds=90.0, faults=60)
 
 
@@ -145,6 +149,7 @@ def draw(seed: int, scale: Scale) -> Plan:
             default_queues=chance.choice((1, 2, 4)),
             compression=chance.choice(("none", "none", "none", "lz4")),
         ),
+        Carrier.draw(Random(f"escrowmq carrier {seed}")) if name == "carrying" else Carrier(),
     )
 
 

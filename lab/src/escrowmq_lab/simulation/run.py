@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -22,8 +23,9 @@ from escrowmq_lab.checker import Violation, check
 from escrowmq_lab.history import Act, Event, History, Kind
 from escrowmq_lab.simulation import threads
 from escrowmq_lab.simulation.brokers import Broker
+from escrowmq_lab.simulation.carrier import FrameCheck
 from escrowmq_lab.simulation.machine import EPOCH_US, machine
-from escrowmq_lab.simulation.network import Network, NetworkOptions
+from escrowmq_lab.simulation.network import End, Network, NetworkOptions
 from escrowmq_lab.simulation.plan import Fault, Plan
 from escrowmq_lab.simulation.scheduler import Node, Scheduler, Stuck, Task
 from escrowmq_lab.simulation.watch import Watch
@@ -103,7 +105,8 @@ class SimulatedSite:
         return [Bus([link]) for link in self._links()]
 
     def _links(self) -> list[ServedLink]:
-        return [ServedLink([Address(broker.name, DEFAULT_PORT)], follow=False) for broker in self._run.brokers]
+        tls = self._run.plan.carrier.client_context
+        return [ServedLink([Address(broker.name, DEFAULT_PORT)], follow=False, tls=tls) for broker in self._run.brokers]
 
     @property
     def seconds(self) -> float:
@@ -169,6 +172,8 @@ class Run:
         )
         self.scheduler.died = self._on_task_died
         self.network = Network(self.scheduler, Random(f"{plan.seed} network"), plan.network, self.tell)
+        if not plan.carrier.tls:
+            self.network.opened = self._check_frames
         self.history = SimulatedHistory(self.scheduler, self._on_event)
         self.watch = Watch(self._add_violation)
         chance = Random(f"{plan.seed} brokers")
@@ -182,6 +187,7 @@ class Run:
                 plan.sync_seconds,
                 self.watch.recovered,
                 self.tell,
+                plan.carrier.accept,
             )
             for n in range(plan.brokers)
         ]
@@ -206,6 +212,14 @@ class Run:
         self.violations.append(violation)
         self.tell(f"VIOLATION {violation}")
 
+    def _check_frames(self, near: End, far: End) -> None:
+        frames = FrameCheck(self._on_bad_frame)
+        near.on_sent = partial(frames.on_bytes, from_client=True)
+        far.on_sent = partial(frames.on_bytes, from_client=False)
+
+    def _on_bad_frame(self, wrong: str) -> None:
+        self._add_violation(Violation("carrier", "a connection", wrong))
+
     def _on_task_died(self, task: Task) -> None:
         problem = task.problem
         self._add_violation(Violation("died", task.name, f"a thread of {task.node.name} ended by {problem!r}"))
@@ -218,6 +232,7 @@ class Run:
         wrong_wall = Random(f"{self.plan.seed} wall").choice((0, -3_600_000_000, 3_600_000_000))
         with (
             _capture_logs(self._on_log_record),
+            self.plan.carrier.installed(self._on_bad_frame),
             machine(self.scheduler, Random(f"{self.plan.seed} product"), self.network.connect, lambda: wrong_wall),
         ):
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing import get_context
 
-from escrowmq_lab.simulation.plan import LONG, Scale, draw
+from escrowmq_lab.simulation.plan import Scale, draw
 from escrowmq_lab.simulation.run import Result, Run
 
 SEEDS_AT_ONCE = 4
@@ -44,9 +44,9 @@ class Summary:
             self.failed.append(result)
 
 
-def simulate(seed: int, *, long: bool = False, keep: bool = False) -> Result:
+def simulate(seed: int, scale: Scale = Scale(), *, keep: bool = False) -> Result:
     """Run one seed. ``keep``: with its whole trace."""
-    return Run(draw(seed, LONG if long else Scale()), keep=keep).result()
+    return Run(draw(seed, scale), keep=keep).result()
 
 
 def simulate_many(
@@ -54,7 +54,7 @@ def simulate_many(
     first: int = 0,
     *,
     jobs: int | None = None,
-    long: bool = False,
+    scale: Scale = Scale(),
     minutes: float | None = None,
     on_progress: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
@@ -68,12 +68,12 @@ def simulate_many(
         for batch in batches:
             if until is not None and time.monotonic() >= until:
                 break
-            for result in _run_batch(batch, long):
+            for result in _run_batch(batch, scale):
                 summary.add(result)
             on_progress(summary)
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running = {pool.submit(_run_batch, batch, long) for batch in islice(batches, 2 * jobs)}
+            running = {pool.submit(_run_batch, batch, scale) for batch in islice(batches, 2 * jobs)}
             while running:
                 done = next(as_completed(running))
                 running.discard(done)
@@ -81,7 +81,7 @@ def simulate_many(
                     summary.add(result)
                 on_progress(summary)
                 if until is None or time.monotonic() < until:
-                    running |= {pool.submit(_run_batch, batch, long) for batch in islice(batches, 1)}
+                    running |= {pool.submit(_run_batch, batch, scale) for batch in islice(batches, 1)}
     summary.failed.sort(key=lambda result: result.seed)
     summary.took = time.monotonic() - began
     return summary
@@ -95,5 +95,5 @@ def _batches(first: int, seeds: int | None) -> Iterator[range]:
         yield range(start, end)
 
 
-def _run_batch(batch: range, long: bool) -> list[Result]:
-    return [simulate(seed, long=long) for seed in batch]
+def _run_batch(batch: range, scale: Scale) -> list[Result]:
+    return [simulate(seed, scale) for seed in batch]

@@ -4,6 +4,7 @@ A workload does not depend on its environment: :class:`~.seam.Site` provides a b
 provides simulated ones; a run with real processes provides real ones.
 """
 
+from escrowmq_lab.workloads.carrying import Carrying
 from escrowmq_lab.workloads.copying import CopyTopic
 from escrowmq_lab.workloads.drain import AppendAndDrain, EarlyRead
 from escrowmq_lab.workloads.ledgers import Bank
@@ -23,6 +24,7 @@ WORKLOADS: dict[str, Workload] = {
         Zombie(),
         OutboxPair(),
         Operator(),
+        Carrying(),
     )
 }
 """All workloads, by name."""

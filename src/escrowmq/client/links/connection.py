@@ -89,6 +89,7 @@ class Connection:
         self._accepted = self._left = 0  # bytes accepted and sent since the start
         self._reason: EscrowError | None = None  # why it ends or accepts no more
         self._dead = False
+        self._leaving = False  # GOODBYE was sent, after which no frame may follow
         self._over = threading.Event()
         self._quiet = threading.Event()  # no request is pending, and none is accepted
         self.lost_requests = False
@@ -176,7 +177,8 @@ class Connection:
 
     def _send_control(self, number: int, frame: bytes) -> None:
         with self._lock:
-            if not self._dead and number in self._pending and self._put([frame]) and self._loop is not None:
+            sends = not (self._dead or self._leaving) and number in self._pending
+            if sends and self._put([frame]) and self._loop is not None:
                 self._watch_later()
 
     def tick(self) -> bool:
@@ -199,7 +201,7 @@ class Connection:
         still answered."""
         with self._lock:
             if self._reason is None:
-                self._reason = reason
+                self._reason, self._leaving = reason, True
                 if self._put([frames.goodbye()]) and self._loop is not None:
                     self._watch_later()
         self._check_drained()
@@ -425,7 +427,7 @@ class Connection:
             self.cut(Unknown(Code.DISCONNECTED, "the broker is silent"))
         elif self._silent == self._patience:
             with self._lock:
-                if not self._dead and not self._out:
+                if not (self._dead or self._leaving or self._out):
                     self._put([frames.ping()])
                     if self._waits and self._loop is not None:
                         self._watch_later()
