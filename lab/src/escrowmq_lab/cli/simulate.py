@@ -66,11 +66,10 @@ def simulate(
         print_json({**facts, "failures": [_to_json(result) for result in summary.failed]})
     else:
         print_facts(facts)
+        more = " --carrying" if carrying else " --long" if long else ""
         for result in summary.failed[:SHOWN]:
             notice(f"seed {result.seed}: {result.violations[0]}")
-            notice(
-                f"replay it: escrowmq-lab simulate --seed {result.seed} --trace{' --carrying' if carrying else ' --long' if long else ''}"
-            )
+            notice(f"replay it: escrowmq-lab simulate --seed {result.seed} --trace{more}")
     if not summary.ok:
         raise typer.Exit(Exit.FINDING)
 

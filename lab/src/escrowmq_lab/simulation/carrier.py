@@ -1,5 +1,5 @@
-"""The carrier in the simulation: a check of every frame of plain connections against the rules of the protocol, and runs
-whose answers have parts, whose reads use up their credit, or whose connections have TLS.
+"""The carrier in the simulation: a check of every frame of plain connections against the rules of the protocol, and
+runs whose answers have parts, whose reads use up their credit, or whose connections have TLS.
 
 The network alters no byte and keeps their order, so a frame that breaks a rule, or a TLS record that cannot be read, is
 a bug of one of the two sides.

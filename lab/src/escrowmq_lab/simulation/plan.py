@@ -60,7 +60,7 @@ class Plan:
     sync_seconds: float
     network: NetworkOptions
     settings: BrokerSettings
-    carrier: Carrier = Carrier()
+    carrier: Carrier
 
     def names(self) -> list[str]:
         """Return the names of all parts that can be left out: faults, then operations."""
