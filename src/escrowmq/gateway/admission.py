@@ -29,7 +29,8 @@ _CLOSE = {"Connection": "close"}
 
 RAW_TYPE = "application/octet-stream"
 JSON_TYPE = "application/json"
-CONTENT_TYPES = (JSON_TYPE, RAW_TYPE)
+EVENT_TYPE = "application/cloudevents+json"
+CONTENT_TYPES = (JSON_TYPE, RAW_TYPE, EVENT_TYPE)
 """Accepted content types. Browsers send them across sites only after a CORS preflight, which is not answered."""
 
 
@@ -76,7 +77,7 @@ class Admission:
                 self._hold(length, held)
             async with asyncio.timeout(self._settings.body_timeout):
                 body = b"" if length == 0 else await self._read(receive, length is None, held)
-            if body and kind_of(Headers(scope=scope)) == JSON_TYPE:
+            if body and kind_of(Headers(scope=scope)) in (JSON_TYPE, EVENT_TYPE):
                 check_json(body, most_bytes=self._settings.max_request_bytes, most_values=self._settings.max_values)
         except _ClientDisconnected:
             return
@@ -95,7 +96,7 @@ class Admission:
         """Check a request by its headers alone. Returns the body's length, None if chunked. Raises EscrowError."""
         self._check_origin(headers)
         length = self._read_length(headers)
-        if length != 0 and (kind := kind_of(headers)) not in CONTENT_TYPES:
+        if length != 0 and (kind := kind_of(headers)) not in CONTENT_TYPES and not is_event(headers):
             raise _UnsupportedBody(
                 Code.BAD_REQUEST, f"{kind!r:.100} is not taken", f"send {' or '.join(CONTENT_TYPES)}"
             )
@@ -153,6 +154,11 @@ class Admission:
 def kind_of(headers: Mapping[str, str]) -> str:
     """Return the content type of a request, without parameters, in lower case."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def is_event(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is a CloudEvent. Browsers send such a header, too, only after a preflight."""
+    return "ce-specversion" in headers or kind_of(headers) == EVENT_TYPE
 
 
 async def _refuse(problem: EscrowError, scope: Scope, receive: Receive, send: Send) -> None:

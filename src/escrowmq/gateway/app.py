@@ -13,7 +13,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from escrowmq.gateway import problems
-from escrowmq.gateway.admission import RAW_TYPE, kind_of
+from escrowmq.gateway.admission import RAW_TYPE, is_event, kind_of
 from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.models import Problem, ReceiptOut
 from escrowmq.gateway.routes import choose_gateway, consumers, looking, messages, page, transactions
@@ -24,11 +24,12 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
 
 
 class _RawRoute(APIRoute):
-    """A route for requests with a raw body; others of the same path match the next route."""
+    """A route for requests with a raw body or an event; others of the same path match the next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
-        return (match, found) if kind_of(Headers(scope=scope)) == RAW_TYPE else (Match.NONE, {})
+        headers = Headers(scope=scope)
+        return (match, found) if kind_of(headers) == RAW_TYPE or is_event(headers) else (Match.NONE, {})
 
 
 def build(callers: Callers) -> FastAPI:

@@ -15,6 +15,7 @@ EXTRAS = {
     "aiomysql": "mysql",
     "aiosqlite": "outbox",
     "celery": "celery",
+    "cloudevents": "cloudevents",
     "confluent_kafka": "kafka",
     "cryptography": "serve",
     "django": "django",

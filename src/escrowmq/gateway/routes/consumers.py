@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.options import ConsumerOptions, cause_text, delay_us, subscription
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.gateway.models import (
     Delivered,
     DeliveredMessages,
@@ -26,12 +29,23 @@ from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
 
+EVENTS_TYPE = "application/cloudevents-batch+json"
+
 router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
 
 
-@router.post("/receive")
-async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMessages:
-    """Lease messages, waiting up to ``wait`` seconds. Messages not settled within the lease are redelivered."""
+@router.post(
+    "/receive",
+    response_model=DeliveredMessages,
+    responses={200: {"content": {EVENTS_TYPE: {"schema": {"type": "array", "items": {"type": "object"}}}}}},
+)
+async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMessages | Response:
+    """Lease messages, waiting up to ``wait`` seconds. Messages not settled within the lease are redelivered.
+
+    With ``Accept: application/cloudevents-batch+json`` they are CloudEvents with the attributes ``escrowhandle`` and
+    ``escrowattempt``.
+    """
+    as_events = EVENTS_TYPE in request.headers.get("accept", "")
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:
@@ -51,11 +65,16 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
         wait = min(body.wait, gateway.settings.max_wait)
         received = await gateway.receiving.receive(group, wanted, wait, lease_ms, gone)
         if received is None:
-            return DeliveredMessages(messages=[])
+            return Response(b"[]", media_type=EVENTS_TYPE) if as_events else DeliveredMessages(messages=[])
         number, batch = received
         try:
             shard = await gateway.shard(number)
-            answer = DeliveredMessages(messages=_to_deliveries(Rows(number, batch), shard, body.as_text))
+            rows = Rows(number, batch)
+            answer: DeliveredMessages | Response = (
+                _to_events(rows, shard)
+                if as_events
+                else DeliveredMessages(messages=_to_deliveries(rows, shard, body.as_text))
+            )
         except BaseException:
             gateway.settler.give_back(number, group, batch)
             raise
@@ -96,10 +115,32 @@ async def _settle(
     return SettleResults(results=results, refused=count_refused(response, results))
 
 
-def _to_deliveries(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
+def _each(rows: Rows) -> Iterator[dict[str, Any]]:
     names = rows.batch.schema.names
-    each = zip(*(rows.list(name) for name in names), strict=True)
-    return [_to_delivery(dict(zip(names, row, strict=True)), shard, as_text) for row in each]
+    for row in zip(*(rows.list(name) for name in names), strict=True):
+        yield dict(zip(names, row, strict=True))
+
+
+def _to_deliveries(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
+    return [_to_delivery(row, shard, as_text) for row in _each(rows)]
+
+
+def _to_events(rows: Rows, shard: int) -> Response:
+    from escrowmq import cloudevents
+
+    events: list[bytes] = []
+    for row in _each(rows):
+        born = datetime.fromtimestamp(row["born_us"] / 1e6, UTC)
+        message = SimpleNamespace(**{**row, "properties": dict(row["properties"] or ()), "born": born})
+        handle = str(LeaseHandle(shard, row["lease"], row["offset"]))
+        more: dict[str, str | int] = {"escrowhandle": handle, "escrowattempt": row["attempt"]}
+        try:
+            event = cloudevents.from_message(message)
+        except Misuse:  # attributes of somebody's own invention: it is delivered all the same
+            message.properties = {name: value for name, value in message.properties.items() if name[:3] != "ce_"}
+            event = cloudevents.from_message(message)
+        events.append(cloudevents.to_json(event, **more))
+    return Response(b"[" + b",".join(events) + b"]", media_type=EVENTS_TYPE)
 
 
 def _to_delivery(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:

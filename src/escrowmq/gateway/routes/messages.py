@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from escrowmq.errors import Code, EscrowError, Rejected
-from escrowmq.gateway.admission import RAW_TYPE
+from escrowmq.gateway.admission import EVENT_TYPE, RAW_TYPE, is_event
 from escrowmq.gateway.models import MessageIn, MessagesIn, ReceiptOut, SendResult, SendResults
 from escrowmq.gateway.problems import to_problem
 from escrowmq.gateway.routes import check_count, count_refused, gateway_of
@@ -25,7 +25,12 @@ IdempotencyKey = Annotated[
 
 _PROPERTY = "escrow-property-"
 _RAW = {
-    "requestBody": {"content": {RAW_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
+    "requestBody": {
+        "content": {
+            RAW_TYPE: {"schema": {"type": "string", "format": "binary"}},
+            EVENT_TYPE: {"schema": {"type": "object", "description": "A CloudEvent (docs/cloudevents.md)."}},
+        }
+    },
     "parameters": [
         {
             "name": name,
@@ -99,23 +104,27 @@ async def send(
 async def send_raw(
     topic: str, request: Request, group: Group = DEFAULT_GROUP, idempotency_key: IdempotencyKey = None
 ) -> ReceiptOut:
-    """Send the request's body unchanged."""
+    """Send the request's body unchanged, or a CloudEvent."""
     headers = request.headers
-    properties = {
-        name.removeprefix(_PROPERTY): _decode_text(value)
-        for name, value in headers.items()
-        if name.startswith(_PROPERTY)
+    body = await request.body()
+    options: dict[str, Any] = {
+        "tag": _decode_text(headers.get("escrow-tag")),
+        "delay": _parse_number("Escrow-Delay", headers.get("escrow-delay"), float, 0.0),
+        "queue": _parse_number("Escrow-Queue", headers.get("escrow-queue"), int, None),
     }
-    single = Message(
-        topic,
-        await request.body(),
-        _decode_text(headers.get("escrow-key")),
-        _decode_text(headers.get("escrow-tag")),
-        properties or None,
-        _parse_number("Escrow-Delay", headers.get("escrow-delay"), float, 0.0),
-        queue=_parse_number("Escrow-Queue", headers.get("escrow-queue"), int, None),
-        message_id=headers.get("escrow-message-id") or idempotent_id(idempotency_key, request, 0),
-    )
+    if is_event(headers):
+        from escrowmq import cloudevents
+
+        single = cloudevents.to_message(topic, cloudevents.from_http(headers, body), **options)
+    else:
+        properties = {
+            name.removeprefix(_PROPERTY): _decode_text(value)
+            for name, value in headers.items()
+            if name.startswith(_PROPERTY)
+        }
+        identity = headers.get("escrow-message-id") or idempotent_id(idempotency_key, request, 0)
+        key = _decode_text(headers.get("escrow-key"))
+        single = Message(topic, body, key, properties=properties or None, message_id=identity, **options)
     return ReceiptOut.of(await gateway_of(request).producers.send(group, single))
 
 
