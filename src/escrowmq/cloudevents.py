@@ -56,7 +56,9 @@ class _Format(JSONFormat):
     """JSON with data of any type. Bytes are data that is encoded already."""
 
     def write_data(self, data: Any, datacontenttype: str | None) -> bytes:
-        if data is None or isinstance(data, str | bytes | bytearray):
+        if isinstance(data, bytearray):
+            data = bytes(data)
+        if data is None or isinstance(data, str | bytes):
             return super().write_data(data, datacontenttype)  # type: ignore[no-any-return,unused-ignore]
         return json.dumps(data, ensure_ascii=False).encode()
 
