@@ -155,12 +155,14 @@ def guess(port: int, stop: Any, count: Synchronized[int]) -> None:
     for number in itertools.count():
         if stop.is_set():
             break
+        one = socket.socket()
+        held.append(one)
         try:
-            one = socket.create_connection(("127.0.0.1", port), 5.0)
+            one.settimeout(5.0)
+            one.connect(("127.0.0.1", port))
             one.sendall(greeting)
         except OSError:
             continue
-        held.append(one)
         if len(held) > HELD:
             held.popleft().close()
         if number % 64 == 0:
