@@ -26,6 +26,10 @@ def bench(
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where the benchmark scripts are.")] = Path("bench"),
     list_only: Annotated[bool, typer.Option("--list", help="Only list what there is.")] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Measure this broker, with the token of the environment. For scripts that start one."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run the benchmarks in bench/: one script per claim; each prints machine, settings, medians and spread."""
@@ -48,15 +52,16 @@ def bench(
         else:
             print_table(("benchmark", "claim"), [(one["name"], one["claim"]) for one in listed], "none")
         return
-    failed = [name for name in names or every if not _run_script(scripts[name], json)]
+    options = [*(["--json"] if json else []), *(["--url", url] if url else [])]
+    failed = [name for name in names or every if not _run_script(scripts[name], options)]
     if failed:
         notice(f"failed: {', '.join(failed)}")
         raise typer.Exit(Exit.FINDING)
 
 
-def _run_script(script: Path, json: bool) -> bool:
+def _run_script(script: Path, options: list[str]) -> bool:
     """Run one script in a separate process, with this Python."""
-    command = [sys.executable, str(script), *(["--json"] if json else [])]
+    command = [sys.executable, str(script), *options]
     return subprocess.run(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode == 0
 
 
