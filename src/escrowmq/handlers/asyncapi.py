@@ -22,8 +22,8 @@ _TEXTS: dict[Any, dict[str, Any]] = {
 
 
 def describe(handlers: Iterable[Handler], title: str, version: str) -> dict[str, Any]:
-    """Return an AsyncAPI 3.0 document. Raises Misuse(BAD_ARGUMENT) for two types of one name that are decoded by
-    different libraries."""
+    """Return an AsyncAPI 3.0 document. Raises Misuse(BAD_ARGUMENT) for two types of one name that cannot be told apart:
+    of one module, or one of pydantic."""
     handlers = list(handlers)
     kinds = list(dict.fromkeys(each.body_type for each in handlers if each.decodes and each.body_type not in _TEXTS))
     payloads, schemas = _schemas_of(kinds)
@@ -54,7 +54,10 @@ def _schemas_of(kinds: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Return the schema of each type, and the named schemas to which they refer."""
     models = [kind for kind in kinds if is_pydantic(kind)]
     others = [kind for kind in kinds if not is_pydantic(kind)]
-    found, schemas = msgspec.json.schema_components(others, ref_template=_SCHEMAS + "{name}")
+    try:
+        found, schemas = msgspec.json.schema_components(others, ref_template=_SCHEMAS + "{name}")
+    except KeyError as problem:  # what msgspec raises for two types of one module and name
+        raise _repeated(str(problem)) from problem
     payloads = dict(zip(others, found, strict=True))
     if models:
         from pydantic.json_schema import models_json_schema
@@ -62,11 +65,14 @@ def _schemas_of(kinds: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
         inputs = [(model, "validation") for model in models]
         by_model, rest = models_json_schema(inputs, ref_template=_SCHEMAS + "{model}")  # type: ignore[arg-type]
         if repeated := sorted(set(rest["$defs"]) & set(schemas)):
-            text = f"{repeated[0]} is the name of a pydantic model and of another type"
-            raise Misuse(Code.BAD_ARGUMENT, text, "rename one of them")
+            raise _repeated(repeated[0])
         schemas |= rest["$defs"]
         payloads |= {model: schema for (model, _), schema in by_model.items()}
     return {kind: _plain(schema) for kind, schema in payloads.items()}, _plain(schemas)
+
+
+def _repeated(name: str) -> Misuse:
+    return Misuse(Code.BAD_ARGUMENT, f"{name} is the name of two types", "rename one of them")
 
 
 def _plain(schema: Any) -> Any:
