@@ -125,3 +125,34 @@ def test_a_frame_that_cannot_be_written_is_refused_by_name(types, topic, told):
 def test_a_frame_that_can_be_written_is_not():
     check_columns({"body": "string", "key": "string", "topic": "string", "properties": "map<string,string>"}, None)
     check_columns({"body": "binary"}, "t")
+
+
+def test_what_a_batch_of_a_stream_has():
+    options = {"url": URL, "topicPattern": "ord.*", "minRowsPerTrigger": "5", "maxTriggerDelay": "2min"}
+    made = read_options(options | {"maxBytesPerTrigger": "64MiB", "onPurged": "SKIP"}, streaming=True)
+    assert (made.sources, made.pattern, made.first_source) == ((), "ord.*", "")
+    assert (made.waiting_rows, made.trigger_delay, made.trigger_bytes, made.skip_purged) == (5, 120.0, 64 << 20, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topicPattern": "a.*", "topic": "a"}, "'topic' and 'topicPattern'"),
+        ({"topicPattern": "a("}, "regular expression"),
+        ({"topicPattern": "a.*", "group": "g"}, "'group'"),
+        ({"topic": "a", "minRowsPerTrigger": "9", "maxRowsPerTrigger": "8"}, "more than maxRowsPerTrigger"),
+        ({"topic": "a", "maxBytesPerTrigger": "many"}, "bytes"),
+        ({"topic": "a", "maxTriggerDelay": "0s"}, "more than 0"),
+        ({"topic": "a", "onPurged": "ignore"}, "fail or skip"),
+        ({"topic": "%op", "maxBytesPerTrigger": "1MiB"}, "maxRowsPerTrigger"),
+        ({"topic": "a", "subscribePattern": "a.*"}, "'topicPattern'"),
+        ({"topic": "a", "failOnDataLoss": "false"}, "'onPurged'"),
+    ],
+)
+def test_a_wrong_option_of_a_stream(options, words):
+    assert words in refused(read_options, {"url": URL} | options, streaming=True)
+
+
+@pytest.mark.parametrize("name", ["minRowsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"])
+def test_a_batch_has_no_limit_of_micro_batches(name):
+    assert name in refused(read_options, {"url": URL, "topic": "a", name: "5"})
