@@ -47,8 +47,9 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at: Offsets | None = None
         self._planned = -inf
         """When the last batch was planned (monotonic clock, seconds)."""
-        self._late: list[OffsetRange] = []
-        """Skipped since the last end was noted: a batch that is repeated lost them after it was planned."""
+        self._late: dict[tuple[str, int], OffsetRange] = {}
+        """Skipped since the last end was noted, by name and start: a batch that is repeated lost them after it was
+        planned, and may be planned several times."""
 
     def initialOffset(self) -> Offsets:
         """Return no offsets. The end of the first batch notes where it begins (see planning.add_beginnings)."""
@@ -78,7 +79,8 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         reached = before | limited
         log_skipped(gone)
-        gone, self._late, self._planned = self._late + gone, [], time.monotonic()
+        gone = [*self._late.values(), *gone]
+        self._late, self._planned = {}, time.monotonic()
         moved = {one.partition.name for one in gone} & end.keys() | (reached.keys() - before.keys())
         return planning.add_skipped(
             planning.add_beginnings(reached, {name: known[name] for name in moved}), gone, start
@@ -128,7 +130,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.skip_purged:
             there += self._list_deleted(mine, there)
             first, gone = planning.skip_purged(there, first, mine)
-            self._late += gone
+            self._late |= {(one.partition.name, one.start): one for one in gone}
             log_skipped(gone)
         found = planning.ranges(there, first, mine)
         return [RangePartition(one) for one in planning.cut(found, self.options.partition_rows)]
