@@ -43,6 +43,7 @@ NEEDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("lookup", "o-1", *URL): (),
     ("backup", "data", "--to", "copy"): (),
     ("log", "dump", "data"): (),
+    ("sql", "from orders", *URL): ("sql",),
     ("serve", "-d", "served", "-l", "127.0.0.1:0"): ("serve",),
     ("outbox", "migrate", *DATABASE): ("outbox",),
     ("outbox", "list", *DATABASE): ("outbox",),
