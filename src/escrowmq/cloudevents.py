@@ -52,8 +52,20 @@ class Received(Protocol):
     def born(self) -> datetime: ...
 
 
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 class _Format(JSONFormat):
-    """JSON with data of any type. Bytes are data that is encoded already."""
+    """JSON with data of any type. Bytes are data that is encoded already, or that is not the JSON that it claims."""
+
+    def read_data(self, body: bytes, datacontenttype: str | None) -> Any:
+        if body and self.JSON_CONTENT_TYPE_PATTERN.match(datacontenttype or self.DEFAULT_CONTENT_TYPE):
+            try:
+                return json.loads(body, parse_constant=_reject_constant)
+            except (ValueError, RecursionError):
+                return body
+        return super().read_data(body, datacontenttype)
 
     def write_data(self, data: Any, datacontenttype: str | None) -> bytes:
         if isinstance(data, bytearray):
@@ -118,7 +130,7 @@ def from_http(headers: Mapping[str, str], body: bytes) -> BaseCloudEvent:
     """
     try:
         found = http.from_http(http.HTTPMessage(dict(headers), body), _AsItIs(), _event)
-    except (BaseCloudEventException, ValueError, TypeError, AttributeError, KeyError) as problem:
+    except (BaseCloudEventException, ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise Misuse(Code.BAD_ARGUMENT, f"the request is no CloudEvent: {problem}") from problem
     if isinstance(found.get_data(), str) and found.get_datacontenttype() in (None, "application/json"):
         return _event(found.get_attributes(), json.dumps(found.get_data(), ensure_ascii=False))

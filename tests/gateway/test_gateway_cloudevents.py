@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,14 @@ def test_a_message_that_is_no_event_becomes_one(client: Client, t: str, g: str) 
     assert (first["id"], first["source"]) == (receipt["message_id"], f"/topics/{t}")
     assert (first["type"], first["partitionkey"], first["data_base64"]) == ("escrowmq.message", "k", "/wA=")
     assert (second["type"], second["data"]) == ("escrowmq.message", "x"), "invalid attributes stop nobody"
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"NaN", b'{"a": Infinity}', b"\xff", b"{"])
+def test_data_that_is_not_the_json_that_it_claims_stops_nobody(body: bytes, client: Client, t: str, g: str) -> None:
+    headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s", "ce-type": "t", "content-type": "text/json"}
+    assert post(client, t, http.HTTPMessage(headers, body))[0] == 200
+    (found,) = receive(client, g, t)
+    assert (base64.b64decode(found["data_base64"]), found["type"]) == (body, "t")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
     ``escrowattempt``.
     """
     as_events = EVENTS_TYPE in request.headers.get("accept", "")
+    if as_events:
+        from escrowmq import cloudevents  # noqa: F401  # raises without the extra, before anything is leased
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:
@@ -70,11 +72,7 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
         try:
             shard = await gateway.shard(number)
             rows = Rows(number, batch)
-            answer: DeliveredMessages | Response = (
-                _to_events(rows, shard)
-                if as_events
-                else DeliveredMessages(messages=_to_deliveries(rows, shard, body.as_text))
-            )
+            answer = _to_events(rows, shard) if as_events else _to_deliveries(rows, shard, body.as_text)
         except BaseException:
             gateway.settler.give_back(number, group, batch)
             raise
@@ -121,11 +119,11 @@ def _each(rows: Rows) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, row, strict=True))
 
 
-def _to_deliveries(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
-    return [_to_delivery(row, shard, as_text) for row in _each(rows)]
+def _to_deliveries(rows: Rows, shard: int, as_text: bool) -> DeliveredMessages | Response:
+    return DeliveredMessages(messages=[_to_delivery(row, shard, as_text) for row in _each(rows)])
 
 
-def _to_events(rows: Rows, shard: int) -> Response:
+def _to_events(rows: Rows, shard: int) -> DeliveredMessages | Response:
     from escrowmq import cloudevents
 
     events: list[bytes] = []
@@ -135,11 +133,14 @@ def _to_events(rows: Rows, shard: int) -> Response:
         handle = str(LeaseHandle(shard, row["lease"], row["offset"]))
         more: dict[str, str | int] = {"escrowhandle": handle, "escrowattempt": row["attempt"]}
         try:
-            event = cloudevents.from_message(message)
-        except Misuse:  # attributes of somebody's own invention: it is delivered all the same
-            message.properties = {name: value for name, value in message.properties.items() if name[:3] != "ce_"}
-            event = cloudevents.from_message(message)
-        events.append(cloudevents.to_json(event, **more))
+            made = cloudevents.to_json(cloudevents.from_message(message), **more)
+        except (
+            Misuse,
+            RecursionError,
+        ):  # it is delivered all the same, as no event
+            message.properties = {}
+            made = cloudevents.to_json(cloudevents.from_message(message), **more)
+        events.append(made)
     return Response(b"[" + b",".join(events) + b"]", media_type=EVENTS_TYPE)
 
 
