@@ -51,6 +51,20 @@ def test_half_a_frame_is_given_up(shared, neighbour, monkeypatch, kind):
 
 
 @names("kind", FROM_CLIENTS, ids=lambda kind: kind.name)
+def test_a_frame_that_comes_byte_by_byte_is_given_up(shared, neighbour, monkeypatch, kind):
+    """Its client is never silent, and never completes it."""
+    monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
+    with shared.client(greet=kind != Kind.HELLO) as dripping:
+        monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
+        rest = frame(kind, 1, b"x" * 1500)
+        while len(rest) > 1 and not select.select([dripping.socket], [], [], 0.01)[0]:
+            dripping.send(rest[:1])
+            rest = rest[1:]
+        assert len(rest) > 1, "it is waited for as long as it drips"
+        assert [one.kind for one in dripping.closed()] in ([], [Kind.ERROR])
+
+
+@names("kind", FROM_CLIENTS, ids=lambda kind: kind.name)
 def test_an_oversize_frame_is_refused_by_its_header(shared, neighbour, kind):
     with shared.client(greet=kind != Kind.HELLO) as rude:
         rude.send(struct.pack("<IBBHQ", (1 << 32) - 16, kind, 0, 0, 1))
