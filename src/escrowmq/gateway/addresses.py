@@ -76,21 +76,27 @@ def read_addresses(
 
 def _read_table(group: str, table: Any, environment: Mapping[str, str]) -> Address:
     place = f"check_back.{group}"
-    if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
-        raise Misuse(Code.BAD_SETTING, f"[{place}] has no url")
-    for name in table:
-        if name not in _KEYS:
-            raise Misuse(Code.BAD_SETTING, f"there is no setting {place}.{name}", nearest(name, list(_KEYS)))
+    check_table(place, table, _KEYS)
     return Address(
         group,
         table["url"],
-        _read_secret(place, table.get("secret_env"), environment),
-        _read_seconds(place, table.get("timeout", DEFAULT_TIMEOUT)),
+        read_secret(place, table.get("secret_env"), environment),
+        read_seconds(place, table.get("timeout", DEFAULT_TIMEOUT)),
         table.get("ca_file"),
     )
 
 
-def _read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
+def check_table(place: str, table: Any, keys: Sequence[str]) -> None:
+    """Raise Misuse(BAD_SETTING) unless the table ``place`` of a file has a ``url``, and only settings of ``keys``."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
+        raise Misuse(Code.BAD_SETTING, f"[{place}] has no url")
+    for name in table:
+        if name not in keys:
+            raise Misuse(Code.BAD_SETTING, f"there is no setting {place}.{name}", nearest(name, list(keys)))
+
+
+def read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Return the HMAC keys in an environment variable, none if it is None. Raises Misuse(BAD_SETTING)."""
     if variable is None:
         return ()
     if not isinstance(variable, str) or not environment.get(variable):
@@ -100,7 +106,8 @@ def _read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> t
     return tuple(secret_keys(environment[variable]))
 
 
-def _read_seconds(place: str, value: Any) -> Any:
+def read_seconds(place: str, value: Any) -> Any:
+    """Return the timeout of a table in seconds, as it is unless it is a text. Raises Misuse(BAD_SETTING)."""
     try:
         return parse_quantity(value, SECONDS) if isinstance(value, str) else value
     except ValueError as problem:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.gateway.addresses import check_url
+from escrowmq.gateway.addresses import check_table, check_url, read_seconds, read_secret
 from escrowmq.gateway.signing import secret_keys
 from escrowmq.gateway.webhooks.rules import Rule
-from escrowmq.settings import SECONDS, nearest, parse_quantity
 
 _KEYS = ("url", "events", "secret_env", "timeout", "ca_file", "topics", "groups")
 MOST_HOOKS = 64
@@ -71,23 +70,13 @@ def read_hooks(
 
 def _read_table(name: str, table: Any, environment: Mapping[str, str]) -> Hook:
     place = f"webhook.{name}"
-    if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
-        raise Misuse(Code.BAD_SETTING, f"[{place}] has no url")
-    for key in table:
-        if key not in _KEYS:
-            raise Misuse(Code.BAD_SETTING, f"there is no setting {place}.{key}", nearest(key, list(_KEYS)))
-    timeout = table.get("timeout", TIMEOUT)
-    if isinstance(timeout, str):
-        try:
-            timeout = parse_quantity(timeout, SECONDS)
-        except ValueError as problem:
-            raise Misuse(Code.BAD_SETTING, f"{place}.timeout: {problem}") from None
+    check_table(place, table, _KEYS)
     return Hook(
         name,
         table["url"],
         tuple(map(Rule.read, _read_texts(place, table, "events"))),
-        _read_secret(place, table.get("secret_env"), environment),
-        timeout,
+        read_secret(place, table.get("secret_env"), environment),
+        read_seconds(place, table.get("timeout", TIMEOUT)),
         table.get("ca_file"),
         frozenset(_read_texts(place, table, "topics")),
         frozenset(_read_texts(place, table, "groups")),
@@ -99,13 +88,3 @@ def _read_texts(place: str, table: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise Misuse(Code.BAD_SETTING, f"{place}.{key} is not a list of texts")
     return given
-
-
-def _read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
-    if variable is None:
-        return ()
-    if not isinstance(variable, str) or not environment.get(variable):
-        raise Misuse(
-            Code.BAD_SETTING, f"{place}.secret_env: the environment has no {variable}", "set it, or leave it out"
-        )
-    return tuple(secret_keys(environment[variable]))
