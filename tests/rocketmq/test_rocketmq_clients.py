@@ -2,103 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
+from rocketmq_client import PATIENCE, Client
 from rocketmq_programs import LANGUAGES, command_of
 from rocketmq_runs import GatewayProcess, Start
 
 import escrowmq as mq
+from escrowmq_lab.servers import escrow
 
-PATIENCE = 120.0
 NO_STREAM_AFTER_A_RESTART = ("go", "rust")
-"""Clients that answered no check-back within PATIENCE after a restart (docs/rocketmq.md)."""
+"""Clients that do not open their stream again within PATIENCE after a restart (docs/rocketmq.md)."""
 pytestmark = pytest.mark.timeout(1200)  # the first test of a language builds its program
-
-
-class Client:
-    """A program over a published client."""
-
-    language = ""
-
-    def __init__(self, command: list[str], home: Path, *words: str):
-        environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
-        with (home / "stderr").open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                cwd=home,
-            )
-        self._answers: Queue[dict[str, Any]] = Queue()
-        self.checks: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self._next() == {"ready": True}
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if not line.startswith("{"):
-                continue  # some clients log to standard output
-            answer = json.loads(line)
-            if "check" in answer:
-                self.checks.put(answer["check"])
-            else:
-                self._answers.put(answer)
-        self._answers.put({"error": "the program ended"})
-
-    def _next(self) -> dict[str, Any]:
-        return self._answers.get(timeout=PATIENCE)
-
-    def ask(self, do: str, **given: Any) -> dict[str, Any]:
-        """Make a request. Fails the test if the client reports an error."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **given}) + "\n")
-        self.process.stdin.flush()
-        answer = self._next()
-        assert "error" not in answer, answer
-        return answer
-
-    def insist(self, do: str, **given: Any) -> dict[str, Any]:
-        """Repeat a request until the client has no error to report: its server is restarting."""
-        while True:
-            try:
-                return self.ask(do, **given)
-            except AssertionError:
-                assert self.process.poll() is None
-
-    def receive(self, count: int, invisible: int = 30) -> list[dict[str, Any]]:
-        """Receive until ``count`` messages came, and acknowledge them."""
-        found: list[dict[str, Any]] = []
-        while len(found) < count:
-            messages = self.insist("receive", max=16, invisible=invisible)["messages"]
-            if messages:
-                self.ask("ack")
-            found += messages
-        return found
-
-    def is_empty(self) -> bool:
-        """Return whether one receive finds nothing."""
-        return not self.ask("receive", max=16, invisible=30)["messages"]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
 
 
 @pytest.fixture(params=LANGUAGES)
@@ -195,18 +113,64 @@ def test_what_is_not_acknowledged_comes_again(run: Run) -> None:
     assert (found[0]["attempt"], got["attempt"], got["id"]) == (1, 2, found[0]["id"])
 
 
+def restart(start: Start, gateway: GatewayProcess) -> None:
+    gateway.kill()
+    start("--fifo", "fifo-*", listen=gateway.ready["rocketmq"], second=gateway.ready["second"])
+
+
 def test_it_goes_on_after_the_gateway_was_killed(run: Run, start: Start) -> None:
-    first = start("--fifo", "fifo-*")
-    client = run(check="commit", address=first.ready["rocketmq"])
+    gateway = start("--fifo", "fifo-*")
+    client = run(address=gateway.ready["rocketmq"])
     before = client.ask("send", body="before")
-    first.kill()
-    second = start(listen=first.ready["rocketmq"], second=first.ready["second"])
+    restart(start, gateway)
     after = client.insist("send", body="after")
-    got = {one["id"] for one in client.receive(2)}
-    assert got == {before["id"], after["id"]}
-    assert second.process.poll() is None
-    if client.language in NO_STREAM_AFTER_A_RESTART:
-        return
-    half = client.ask("half", body="asked after the restart")
-    assert client.checks.get(timeout=PATIENCE) == half["id"]
-    assert [one["id"] for one in client.receive(1)] == [half["id"]]
+    assert {one["id"] for one in client.receive(2)} == {before["id"], after["id"]}
+
+
+def test_it_answers_check_backs_after_the_gateway_was_killed(run: Run, start: Start) -> None:
+    gateway = start()
+    client = run(check="commit", address=gateway.ready["rocketmq"])
+    restart(start, gateway)
+    half = client.insist("half", body="asked after the restart")
+    # Of a client that does not open its stream again, another process is asked.
+    asked = run(address=gateway.ready["rocketmq"]) if client.language in NO_STREAM_AFTER_A_RESTART else client
+    assert asked.checks.get(timeout=PATIENCE) == half["id"]
+    assert [one["id"] for one in asked.receive(1)] == [half["id"]]
+
+
+def test_a_message_that_is_never_acknowledged_becomes_a_dead_letter(run: Run, bus: mq.Bus, topic: str) -> None:
+    client = run()
+    assert client.is_empty()  # which makes the group
+    bus.admin.alter_group(f"cart.{topic}", max_attempts=2)
+    sent = client.ask("send", body="never", keys=["k"], tag="t", properties={"a": "b"})
+    attempts: list[int] = []
+    while not (letters := list(bus.admin.dead_letters(f"cart.{topic}"))):
+        attempts += [one["attempt"] for one in client.ask("receive", max=16, invisible=2)["messages"]]
+    assert attempts == [1, 2]
+    (letter,) = letters
+    assert (letter["attempts"], letter["cause"]) == (2, "lease expired, attempt 2 of 2")
+    (dead,) = bus.admin.read(f"%dead-letters.cart.{topic}").read_all().to_pylist()
+    assert "01" + dead["message_id"].hex() == sent["id"].lower()
+    assert (dead["body"], dead["key"], dead["tag"], dict(dead["properties"])) == (b"never", "k", "t", {"a": "b"})
+    assert client.is_empty()
+
+
+def test_it_goes_on_after_the_broker_was_killed(run: Run, start: Start, topic: str, tmp_path: Path) -> None:
+    with escrow.serving(tmp_path) as broker:
+        client = run(address=start(url=broker.url).ready["rocketmq"])
+        for number in range(40):
+            client.request("send", body=str(number))
+            if number % 10 == 9:
+                client.request("receive", max=16, invisible=10)
+                client.request("ack")
+        answers = [client.answer() for _ in range(15)]
+        broker.kill()  # while it works off the rest
+        broker.start()
+        answers += [client.answer() for _ in range(33)]
+        last = client.insist("send", body="last")
+        sent = {one["id"] for one in answers if "id" in one} | {last["id"]}
+        got = [message for one in answers for message in one.get("messages", ())]
+        while not sent <= {one["id"] for one in got}:
+            got += client.receive(1)
+        assert len({one["id"] for one in got}) == len({one["body"] for one in got})
+        assert {one["body"] for one in got} <= {*map(str, range(40)), "last"}
