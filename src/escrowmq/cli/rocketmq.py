@@ -9,7 +9,17 @@ from typing import Any
 from typer import Option
 
 from escrowmq.cli.options import DEFAULT_URL, ServerLogOptions, Url
-from escrowmq.cli.serve import Insecure, Listen, ReadyJson, TlsCert, TlsKey, announce_ready, gateway_settings
+from escrowmq.cli.serve import (
+    AccessKeysFile,
+    Fifo,
+    Insecure,
+    Listen,
+    ReadyJson,
+    TlsCert,
+    TlsKey,
+    announce_ready,
+    gateway_settings,
+)
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
 
@@ -28,12 +38,8 @@ class _Rocketmq:
     advertise: str | None = Option(
         None, metavar="HOST", help="The host that clients are sent to; by default the one by which they come."
     )
-    fifo: list[str] | None = Option(
-        None, metavar="GROUP", help="A consumer group, or PREFIX*, that gets messages in order; may be given again."
-    )
-    access_keys: Path | None = Option(
-        None, metavar="FILE", help="Access keys and the tokens that they stand for (docs/rocketmq.md)."
-    )
+    fifo: Fifo = None
+    access_keys: AccessKeysFile = None
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     insecure: Insecure = False

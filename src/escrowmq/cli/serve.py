@@ -54,6 +54,13 @@ Webhook = Annotated[
         "again (docs/webhooks.md).",
     ),
 ]
+Fifo = Annotated[
+    list[str] | None,
+    Option(metavar="GROUP", help="A RocketMQ consumer group, or PREFIX*, that gets messages in order; repeatable."),
+]
+AccessKeysFile = Annotated[
+    Path | None, Option(metavar="FILE", help="RocketMQ access keys, and their tokens (docs/rocketmq.md).")
+]
 TlsCert = Annotated[Path | None, Option(metavar="FILE", help="Serve over TLS: the certificate and its chain, PEM.")]
 TlsKey = Annotated[Path | None, Option(metavar="FILE", help="Its private key, PEM, without a password.")]
 Insecure = Annotated[bool, Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
@@ -165,12 +172,17 @@ class _Services:
     ask: Ask = None
     webhook: Webhook = None
     console: str | None = Option(None, metavar="HOST:PORT", help="Serve the console here too (see escrowmq console).")
+    rocketmq: str | None = Option(
+        None, metavar="HOST:PORT", help="Serve RocketMQ clients here and at the next port (see escrowmq rocketmq)."
+    )
+    fifo: Fifo = None
+    access_keys: AccessKeysFile = None
     config: Path | None = Option(
         None, help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME]."
     )
 
     def beside(self, listening: dict[str, Any]) -> Beside | None:
-        """Return what serves the gateway and the console; None without both. ``listening``: see
+        """Return what serves the gateways and the console; None without any. ``listening``: see
         :meth:`_Sockets.arguments`."""
         certificate, rights = listening["tls"], listening["rights"]
         secured: dict[str, Any] = {
@@ -190,7 +202,29 @@ class _Services:
             from escrowmq.console import beside as run_console
 
             services.append(lambda connect: run_console(connect, listen=console, **secured))
+        if self.rocketmq is not None:
+            services.append(self._rocketmq(self.rocketmq, listening))
+        elif self.fifo or self.access_keys is not None:
+            raise error(Code.BAD_ARGUMENT, "--fifo and --access-keys are for RocketMQ clients", "add --rocketmq")
         return combine(services) if services else None
+
+    def _rocketmq(self, listen: str, listening: dict[str, Any]) -> Beside:
+        from escrowmq.gateway.rocketmq import RocketmqOptions
+        from escrowmq.gateway.rocketmq import beside as run_rocketmq
+
+        host, port = parse_address(listen)
+        certificate = listening["tls"]
+        options = RocketmqOptions(
+            listen=listen,
+            second=f"{shown(host)}:{port and port + 1}",
+            fifo=tuple(self.fifo or ()),
+            keys=self.access_keys,
+            certificate=certificate and certificate.certificate,
+            key=certificate and certificate.key,
+            insecure=listening["insecure"],
+        )
+        settings, rights = gateway_settings(self.config), listening["rights"] is not None
+        return lambda connect: run_rocketmq(connect, options, settings=settings, rights=rights)
 
 
 def serve(
@@ -207,7 +241,7 @@ def serve(
 
     With --json one line is printed on standard output once the broker answers:
     {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1,
-    "pid": 1}, and "http" and "asks" with --http, "console" with --console.
+    "pid": 1}, and "http" and "asks" with --http, "console" with --console, "rocketmq" and "second" with --rocketmq.
 
     Exit code 6 when a write or sync of the log failed.
     """
@@ -269,6 +303,7 @@ def _list_addresses(ready: dict[str, Any]) -> str:
     at += f" and {ready['socket']}" if ready["socket"] and not at.startswith("escrow+unix:") else ""
     at += f", metrics at {ready['metrics']}" if ready["metrics"] else ""
     at += f", HTTP at {ready['http']}" if "http" in ready else ""
+    at += f", RocketMQ clients at {ready['rocketmq']}" if "rocketmq" in ready else ""
     return at + (f", the console at {ready['console']}" if "console" in ready else "")
 
 

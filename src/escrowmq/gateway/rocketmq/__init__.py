@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
-    from escrowmq.gateway.rocketmq.server import RocketmqOptions, serve
+    from escrowmq.gateway.rocketmq.server import RocketmqOptions, beside, serve
 
 _PACKAGES = ("grpc", "google", "rocketmq")
 
-__all__ = ["RocketmqOptions", "serve"]
+__all__ = ["RocketmqOptions", "beside", "serve"]
 
 __getattr__ = from_extra(
     __name__,
-    {"RocketmqOptions": "server", "serve": "server"},
+    dict.fromkeys(__all__, "server"),
     needs=dict.fromkeys(_PACKAGES, "rocketmq"),
     who="the RocketMQ gateway",
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,16 +17,17 @@ from google.protobuf.message import DecodeError
 
 from escrowmq.client.aio import AsyncBus
 from escrowmq.errors import Code, Misuse
-from escrowmq.gateway.callers import Callers
+from escrowmq.gateway.callers import Callers, Connect
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.rocketmq.access_keys import AccessKeys
 from escrowmq.gateway.rocketmq.endpoints import Endpoints
 from escrowmq.gateway.rocketmq.mapping import MAX_BODY
 from escrowmq.gateway.rocketmq.protocol import service_grpc
 from escrowmq.gateway.rocketmq.service import MessagingService
-from escrowmq.gateway.server import aconnect_as, has_rights, stop_by_signal
+from escrowmq.gateway.server import aconnect_as, has_rights, on_thread, stop_by_signal
 from escrowmq.platform.listening import check_address, is_loopback, parse_address, shown
 from escrowmq.platform.state import state_folder
+from escrowmq.wire import Link
 from escrowmq.wire.credential import Credential
 
 logger = logging.getLogger(__name__)
@@ -68,31 +70,63 @@ def serve(
     Misuse(BAD_URL, BAD_SETTING), and Denied for an address beyond loopback, unless there are TLS and a broker with
     access rights, or ``insecure`` is set.
     """
-    hosts = [parse_address(one)[0] for one in (options.listen, options.second)]
+    hosts = _hosts(options)
     public = not options.insecure and not all(map(is_loopback, hosts))
     rights = public and options.certificate is not None and has_rights(url)
-    for host in hosts:
-        check_address(host, options.insecure, tls=options.certificate is not None, rights=rights)
+    _check_hosts(options, rights)
 
     async def main() -> None:
         stopping = asyncio.Event()
         stop_by_signal(stopping)
-        await serve_until(partial(aconnect_as, url), options, settings or GatewaySettings(), announce, stopping)
+        has_credential = Credential.choose(None, None).is_set
+        callers = partial(_open_callers, partial(aconnect_as, url), settings or GatewaySettings(), has_credential)
+        await serve_until(callers, options, announce, stopping)
 
     asyncio.run(main())
 
 
-async def serve_until(
-    connect: Callable[[str | None], Any],
+@contextmanager
+def beside(
+    connect: Callable[[str | None], Sequence[Link]],
     options: RocketmqOptions,
-    settings: GatewaySettings,
+    *,
+    settings: GatewaySettings | None = None,
+    rights: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Serve RocketMQ clients over a broker of this process, on a separate thread, while the context lasts. Yields
+    {"rocketmq", "second"}. ``connect`` and ``rights``: see :func:`escrowmq.gateway.server.beside`."""
+    _check_hosts(options, rights)
+
+    async def open_bus(token: str | None) -> AsyncBus:
+        return AsyncBus(await asyncio.to_thread(connect, token))
+
+    callers = partial(_open_callers, open_bus, settings or GatewaySettings(), rights)
+    with on_thread(lambda announce, stopping: serve_until(callers, options, announce, stopping), "rocketmq") as facts:
+        yield facts
+
+
+def _hosts(options: RocketmqOptions) -> list[str]:
+    return [parse_address(one)[0] for one in (options.listen, options.second)]
+
+
+def _check_hosts(options: RocketmqOptions, rights: bool) -> None:
+    for host in _hosts(options):
+        check_address(host, options.insecure, tls=options.certificate is not None, rights=rights)
+
+
+async def _open_callers(connect: Connect, settings: GatewaySettings, has_credential: bool) -> Callers:
+    return Callers(connect, settings, {}, await connect(None), has_credential=has_credential)
+
+
+async def serve_until(
+    open_callers: Callable[[], Awaitable[Callers]],
+    options: RocketmqOptions,
     announce: Announce,
     stopping: asyncio.Event,
 ) -> None:
     """Serve until ``stopping``; then end waiting receives empty, finish calls in flight and close the connections."""
     keys = None if options.keys is None else AccessKeys.read(options.keys)
-    own: AsyncBus = await connect(None)
-    callers = Callers(connect, settings, {}, own, has_credential=Credential.choose(None, None).is_set)
+    callers = await open_callers()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_WithoutGarbage())
     server = grpc.aio.server(
         options=[
@@ -101,7 +135,7 @@ async def serve_until(
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
             ("grpc.so_reuseport", 0),
         ],
-        maximum_concurrent_rpcs=settings.max_requests,
+        maximum_concurrent_rpcs=callers.own.settings.max_requests,
     )
     try:
         ports = tuple(_add_port(server, address, options) for address in (options.listen, options.second))
@@ -111,7 +145,7 @@ async def serve_until(
         service_grpc.add_MessagingServiceServicer_to_server(service, server)
         await server.start()
         renewing = asyncio.create_task(service.renewing.run())
-        hosts = [shown(parse_address(one)[0]) for one in (options.listen, options.second)]
+        hosts = map(shown, _hosts(options))
         announce(
             {name: f"{host}:{port}" for name, host, port in zip(("rocketmq", "second"), hosts, ports, strict=True)}
         )
