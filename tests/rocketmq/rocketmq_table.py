@@ -1,0 +1,102 @@
+"""The table of clients and features, docs/reference/rocketmq-clients.md: runs the cases of all clients and writes it.
+
+``python tests/rocketmq/rocketmq_table.py`` needs all five tool chains and takes several minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+CASES = HERE / "test_rocketmq_clients.py"
+PAGE = HERE.parents[1] / "docs" / "reference" / "rocketmq-clients.md"
+
+FEATURES = {
+    "test_it_sends_and_receives_with_keys_tags_and_properties": "messages with keys, tags and properties",
+    "test_messages_of_a_group_come_in_order": "FIFO messages",
+    "test_a_delayed_message_comes_later": "delays",
+    "test_transactions_are_committed_and_rolled_back": "transactions",
+    "test_another_process_answers_for_one_that_was_killed_before_its_commit": "check-back after the sender was killed",
+    "test_what_is_not_acknowledged_comes_again": "redelivery",
+    "test_a_message_that_is_never_acknowledged_becomes_a_dead_letter": "dead letters",
+    "test_it_goes_on_after_the_gateway_was_killed": "sending and receiving after the gateway was killed",
+    "test_it_goes_on_after_the_broker_was_killed": "sending and receiving while the broker is killed",
+    "test_it_answers_check_backs_after_the_gateway_was_killed": "check-back after the gateway was killed",
+}
+"""What each case shows."""
+LIMITATIONS = {
+    ("go", "test_it_answers_check_backs_after_the_gateway_was_killed"): "limitation: after up to 5 minutes",
+    ("rust", "test_it_answers_check_backs_after_the_gateway_was_killed"): "limitation: another process only",
+}
+"""Limitations of clients, which docs/rocketmq.md explains."""
+Outcomes = Mapping[tuple[str, str], bool]
+"""Whether all cases of a language and a test passed."""
+
+
+def versions() -> dict[str, str]:
+    """Return the version of the client that each language's program uses."""
+    texts = {
+        "node": (HERE / "rocketmq_programs.py", r"nodejs@([\d.]+)"),
+        "java": (HERE / "clients" / "java" / "pom.xml", r"<version>([\d.]+)"),
+        "go": (HERE / "clients" / "go" / "go.mod", r"golang/v5 v([\d.]+)"),
+        "rust": (HERE / "clients" / "rust" / "Cargo.toml", r'rocketmq = "=([\d.]+)'),
+    }
+    found = {"python": version("rocketmq-python-client")}
+    for language, (file, pattern) in texts.items():
+        match = re.search(pattern, file.read_text())
+        assert match is not None, file
+        found[language] = match[1]
+    return found
+
+
+def page(outcomes: Outcomes) -> str:
+    """Return the page for the outcomes of a run."""
+    clients = versions()
+    lines = [
+        "# RocketMQ clients: what works",
+        "",
+        "Written by `python tests/rocketmq/rocketmq_table.py`, which runs the cases of "
+        "[tests/rocketmq/test_rocketmq_clients.py](../../tests/rocketmq/test_rocketmq_clients.py) with each client. "
+        "[RocketMQ clients](../rocketmq.md) explains the limitations.",
+        "",
+        "| | " + " | ".join(f"{name.title()} {number}" for name, number in clients.items()) + " |",
+        "| --- |" + " --- |" * len(clients),
+    ]
+    for test, text in FEATURES.items():
+        cells = [
+            LIMITATIONS.get((name, test), "works") if outcomes.get((name, test)) else "**fails**" for name in clients
+        ]
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+class Recorder:
+    """A plugin of pytest that notes the outcome of each case."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[tuple[str, str], bool] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        test, _, case = report.nodeid.rpartition("::")[2].partition("[")
+        for language in {*case.rstrip("]").split("-")} & {*versions()}:
+            passed = report.passed and self.outcomes.get((language, test), True)
+            self.outcomes[language, test] = passed
+
+
+def main() -> int:
+    """Run the cases and write the page. Returns the exit code of pytest."""
+    recorder = Recorder()
+    code = pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", str(CASES)], plugins=[recorder])
+    PAGE.write_text(page(recorder.outcomes))
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""The page of clients and features is that of a run in which all cases pass."""
+
+from __future__ import annotations
+
+import re
+
+from rocketmq_table import CASES, FEATURES, LIMITATIONS, PAGE, page, versions
+
+
+def test_the_page_is_current() -> None:
+    passed = {(language, test): True for language in versions() for test in FEATURES}
+    assert page(passed) == PAGE.read_text(), "write it anew: python tests/rocketmq/rocketmq_table.py"
+
+
+def test_each_case_is_a_row_and_each_limitation_is_of_a_case() -> None:
+    assert {*re.findall(r"^def (test_\w+)", CASES.read_text(), re.MULTILINE)} == {*FEATURES}
+    assert {test for _, test in LIMITATIONS} <= {*FEATURES}
+
+
+def test_a_case_that_fails_shows() -> None:
+    assert page({}).count("**fails**") == len(FEATURES) * len(versions())
