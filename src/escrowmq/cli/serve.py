@@ -24,7 +24,7 @@ from escrowmq.cli.plan import PlansFolder
 from escrowmq.cli.printing import Columns, notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
-from escrowmq.platform.listening import shown_address
+from escrowmq.platform.listening import parse_address, shown, shown_address
 from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
