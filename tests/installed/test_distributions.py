@@ -26,6 +26,7 @@ def test_the_wheel_has_the_product_and_none_of_the_laboratory(wheel: Path) -> No
     names = zipfile.ZipFile(wheel).namelist()
     assert "escrowmq/log/FORMAT.md" in names
     assert "escrowmq/py.typed" in names
+    assert "pyspark_escrow/__init__.py" in names
     assert any(name.startswith("escrowmq/console/templates/") for name in names)
     assert any(name.startswith("escrowmq/pipeline/pages/") and name.endswith(".css") for name in names)
     unwanted = ("chaos", "simulation", "servers", "pom.xml", "escrowmq_lab", "tests/")
