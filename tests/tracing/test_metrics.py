@@ -58,7 +58,7 @@ def test_each_operation_is_counted_and_timed(numbers: Numbers, tmp_path: Path) -
         with bus.producer("till", unasked=True).transaction() as txn:
             txn.send("orders", b"5")
         with bus.consumer("cart", ["orders", "points"]) as consumer:
-            taken = [message.body for message, _ in zip(consumer, range(5), strict=False)]
+            taken = [message.body for _, message in zip(range(5), consumer, strict=False)]
     assert sorted(taken) == [b"0", b"1", b"2", b"3", b"5"]
     sent = numbers("messaging.client.sent.messages")
     failed = {name: value for name, value in sent.items() if len(name) == 3}
