@@ -262,7 +262,7 @@ def check_folder(folder: Path, option: str) -> None:
         raise error(Code.BAD_ARGUMENT, text, "name a folder that you may write into") from None
 
 
-REFUSED_SECONDS = 1.0
+REFUSED_SECONDS = 0.5
 """Time (s) for which a command retries an address that refuses connections: its broker may be starting."""
 _TRY_SECONDS = 0.1
 
