@@ -52,3 +52,4 @@ def test_options_that_do_not_fit(words: tuple[str, ...], code: int, text: str, t
     done = run(command, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert text in done.stderr
+    assert "Traceback" not in done.stderr

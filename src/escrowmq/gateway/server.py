@@ -148,8 +148,9 @@ def on_thread(
         try:
             asyncio.run(run())
         except BaseException as problem:
-            logger.error("the %s stopped", name, exc_info=problem)
-            if not started.done():
+            if started.done():
+                logger.error("the %s stopped", name, exc_info=problem)
+            else:  # the caller reports it
                 started.set_exception(problem)
 
     thread = threading.Thread(target=work, name=f"escrowmq-{name}", daemon=True)
