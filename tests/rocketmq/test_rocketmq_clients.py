@@ -151,7 +151,8 @@ def test_a_message_that_is_never_acknowledged_becomes_a_dead_letter(run: Run, bu
     assert (letter["attempts"], letter["cause"]) == (2, "lease expired, attempt 2 of 2")
     (dead,) = bus.admin.read(f"%dead-letters.cart.{topic}").read_all().to_pylist()
     assert "01" + dead["message_id"].hex() == sent["id"].lower()
-    assert (dead["body"], dead["key"], dead["tag"], dict(dead["properties"])) == (b"never", "k", "t", {"a": "b"})
+    assert (dead["body"], dead["key"], dead["tag"]) == (b"never", "k", "t")
+    assert {name: value for name, value in dead["properties"] if not name.startswith("rocketmq.")} == {"a": "b"}
     assert client.is_empty()
 
 
