@@ -10,7 +10,7 @@ from guarded_broker import RightsFile, guarded
 from escrowmq.broker.guarded import GuardedCalls
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded
 from escrowmq.model import Outcome, TransactionId
-from escrowmq.rights import Guard
+from escrowmq.rights import Guard, failures
 from escrowmq.rights import guard as guarding
 from escrowmq.rights.guard import Bucket
 from escrowmq.rights.tokens import PATTERN, new_token
@@ -53,21 +53,11 @@ def test_only_a_known_token_or_certificate_enters(rights):
 
 def test_guesses_from_one_address_are_delayed(rights):
     guard = Guard(rights.write())
-    for _ in range(guarding.FREE_FAILURES + 1):
+    for _ in range(failures.FREE_FAILURES + 1):
         with pytest.raises(Denied):
             enter(guard, "guess")
-    assert guard.delay("1.2.3.4") > 0
-    assert guard.delay("5.6.7.8") == 0
-
-
-def test_the_memory_of_guesses_is_bounded(rights, monkeypatch):
-    monkeypatch.setattr(guarding, "MOST_ADDRESSES", 10)
-    guard = Guard(rights.write())
-    for number in range(50):
-        for _ in range(guarding.FREE_FAILURES + 1):
-            with pytest.raises(Denied):
-                enter(guard, "guess", source=str(number))
-    assert [number for number in range(50) if guard.delay(str(number))] == list(range(40, 50))
+    assert guard.failures.delay("1.2.3.4") > 0
+    assert guard.failures.delay("5.6.7.8") == 0
 
 
 def test_a_token_expires_by_the_clock(rights, monkeypatch):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ import escrowmq as mq
 from escrowmq.broker.serving import server as serving
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown
 from escrowmq.ledger.commands import Forget
-from escrowmq.rights import guard as guarding
+from escrowmq.rights import failures
 from escrowmq.rights.tokens import new_token
+from escrowmq.wire import frames
 from escrowmq.wire.credential import Credential
 
 
@@ -157,7 +159,7 @@ def test_the_environment_is_used_unless_an_option_says_otherwise(tmp_path):
 
 def test_a_renewed_certificate_serves_new_connections_and_no_call_fails(tmp_path, rights):
     with running(tmp_path, rights) as broker:
-        failures, stop, sent = [], threading.Event(), []
+        errors, stop, sent = [], threading.Event(), []
 
         def work(number):
             try:
@@ -167,7 +169,7 @@ def test_a_renewed_certificate_serves_new_connections_and_no_call_fails(tmp_path
                         for _ in range(5):
                             sent.append(producer.send("t", b"x"))
             except Exception as problem:
-                failures.append(problem)
+                errors.append(problem)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
         for thread in threads:
@@ -178,11 +180,11 @@ def test_a_renewed_certificate_serves_new_connections_and_no_call_fails(tmp_path
             until(lambda old=old: serial(broker) != old)
             old = serial(broker)
             count = len(sent)
-            until(lambda count=count: len(sent) > count + 20 or failures)
+            until(lambda count=count: len(sent) > count + 20 or errors)
         stop.set()
         for thread in threads:
             thread.join()
-        assert failures == []
+        assert errors == []
 
 
 def serial(broker):
@@ -257,12 +259,12 @@ def test_many_wrong_greetings_leave_the_others_served(tmp_path, rights):
         for thread in threads:
             thread.join()
         assert served.guard.unauthenticated > 20
-        assert served.guard.delay("127.0.0.1") > 0
+        assert served.guard.failures.delay("127.0.0.1") > 0
 
 
 def test_strangers_wait_for_the_next_check_when_they_have_had_their_time(tmp_path, rights, monkeypatch):
     monkeypatch.setattr(serving, "STRANGERS_SECONDS", 0.0)
-    monkeypatch.setattr(guarding, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(failures, "DELAY_SECONDS", 0.0)
     with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known:
         began = time.monotonic()
         for number in range(5):
@@ -271,6 +273,26 @@ def test_strangers_wait_for_the_next_check_when_they_have_had_their_time(tmp_pat
             assert known.act("health")["status"] == "ok", number
         assert time.monotonic() - began > 3 * serving.LOOK_SECONDS, "one in each of five checks"
         served.client(token=rights.tokens["boss"]).socket.close()
+
+
+def test_suspects_are_closed_unread_when_they_have_had_their_share(tmp_path, rights, monkeypatch):
+    monkeypatch.setattr(serving, "SUSPECTS_SECONDS", 0.0)
+    monkeypatch.setattr(failures, "DELAY_SECONDS", 0.01)
+
+    def is_closed_unread():
+        with suppress(ConnectionError), served.client(greet=False) as guesser:
+            guesser.send(frames.hello("emq_guess"))  # between two checks
+        with served.client(greet=False) as suspect:
+            try:
+                suspect.send(frames.hello("emq_guess"))
+            except ConnectionError:
+                return True
+            return suspect.next() is None
+
+    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known:
+        served.until(is_closed_unread)
+        assert served.guard.unauthenticated > failures.FREE_FAILURES
+        assert known.act("health")["status"] == "ok"
 
 
 def test_a_token_is_shown_by_no_text_of_the_client():

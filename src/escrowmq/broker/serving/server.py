@@ -275,7 +275,7 @@ class Server:
                 self._selector.unregister(listener)
 
     def _accept(self, listener: socket.socket, most: int) -> None:
-        unread = self._strangers_took >= SUSPECTS_SECONDS
+        unread = most == ATTACKED_AT_ONCE and self._strangers_took >= SUSPECTS_SECONDS
         for _ in range(ACCEPTED_AT_ONCE if unread else most):
             if self._listen_again is not None or self._ending is not None:
                 return
