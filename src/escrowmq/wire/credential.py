@@ -12,6 +12,10 @@ TOKEN, TOKEN_FILE = "ESCROWMQ_TOKEN", "ESCROWMQ_TOKEN_FILE"
 """Environment variables."""
 
 
+def _variable(name: str, environment: Mapping[str, str] | None) -> str | None:
+    return (os.environ if environment is None else environment).get(name) or None
+
+
 class Credential:
     """Provides the token for a greeting. A file is read at each connection, so a new token needs no restart. Neither
     ``repr`` nor pickling shows a token."""
@@ -19,13 +23,11 @@ class Credential:
     __slots__ = ("_file", "_token")
 
     def __init__(self, token: str | None = None, file: Path | None = None) -> None:
-        if token is not None and file is not None:
-            raise Misuse(Code.BAD_ARGUMENT, "a token and a token file", "give one of them")
         self._token = token
         self._file = file
 
     @classmethod
-    def choose(cls, token: object, file: object, environment: Mapping[str, str] = os.environ) -> Credential:
+    def choose(cls, token: object, file: object, environment: Mapping[str, str] | None = None) -> Credential:
         """Return the credential of the options ``token`` and ``token_file``, or else of the environment; the token ""
         stands for none. Raises Misuse(BAD_ARGUMENT)."""
         if token is not None and not isinstance(token, str):
@@ -33,7 +35,10 @@ class Credential:
         if file is not None and not isinstance(file, str | Path):
             raise Misuse(Code.BAD_ARGUMENT, f"token_file= is a {type(file).__name__}, not a path")
         if token is None and file is None:
-            token, file = environment.get(TOKEN) or None, environment.get(TOKEN_FILE) or None
+            token, file = _variable(TOKEN, environment), _variable(TOKEN_FILE, environment)
+        if token and file is not None:
+            token = None  # a traceback may show local variables
+            raise Misuse(Code.BAD_ARGUMENT, "a token and a token file", "give one of them")
         return cls(token or None, Path(file) if file is not None else None)
 
     @property
