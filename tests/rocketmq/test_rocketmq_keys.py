@@ -194,7 +194,7 @@ def test_only_the_key_that_is_asked_can_leave_a_check_back_open() -> None:
         stream = clients.enter("shop", "id")
         stream.topics.add("t")
         asking = asyncio.create_task(clients.decide("shop", check))
-        await stream.commands.get()
+        await stream.take()
         clients.on_answer(by, str(check.transaction_id), outcome)
         await asyncio.wait({asking}, timeout=0)
         for _ in range(3):  # the task's own steps after its answer
