@@ -88,14 +88,15 @@ def test_it_listens_again_when_the_broker_was_restarted_meanwhile(make_broker, s
 @pytest.mark.invariant("I7")
 def test_a_fenced_producer_is_not_asked_any_more_and_says_so_once(bus, t, g, eventually, caplog):
     """I7. It stops, instead of asking to be asked for ever."""
-    old = bus.producer(g, instance="me", checker=unknown)
+    asked = []
+    old = bus.producer(g, instance="me", checker=asked.append)
     assert old.wait_until_listening()
     [loop] = old._production._loops
     new = bus.producer(g, instance="me", checker=lambda check: mq.COMMIT)
     assert new.wait_until_listening()
     transactions = [new.prepare(t, b"1").transaction_id for _ in range(10)]
     eventually(lambda: all(bus.admin.transaction(one)["state"] == "committed" for one in transactions))
-    assert {bus.admin.transaction(one)["checks"] for one in transactions} == {1}, "no question went to the fenced one"
+    assert not asked
     loop._thread.join(10)
     assert not loop._thread.is_alive(), "it listens on"
     with pytest.raises(mq.Fenced):

@@ -157,7 +157,8 @@ def test_a_correct_program_survives_everywhere(
     shop: Callable[[World], object], club: Callable[[World], object]
 ) -> None:
     survived = check(shop, club)
-    assert survived.crashes >= len(survived.steps) > 8
+    # On a slow machine a relay renews its lease, and so has more steps in one run than in another.
+    assert min(survived.crashes, len(survived.steps)) > 8
     assert {step.process for step in survived.steps} == {shop.__name__, club.__name__}
 
 
