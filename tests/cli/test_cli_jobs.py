@@ -59,7 +59,7 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, dict[str, Any]]
 def test_a_clean_audit_exits_with_0(run: Run, audited: list[Any]) -> None:
     ran = run("audit", "demo-run", "--no-page", "--json")
     assert (ran.code, ran.json["verdict"], ran.json["ids"]) == (0, "agree", 3)
-    assert audited == [(Path("demo-run"), {"page": False})]
+    assert audited == [(Path("demo-run"), {"windows": None, "sample": None, "state": None, "page": False})]
 
 
 def test_a_finding_is_named_and_exits_with_1(run: Run, audited: list[Any]) -> None:

@@ -556,7 +556,7 @@ async def test_a_login_whose_request_is_cancelled_keeps_no_connection(fails: boo
     for _ in range(MOST_LOGINS + 1):  # none of them takes the place of another for good
         gate.clear()
         closed.clear()
-        login = asyncio.ensure_future(sessions.begin("emq_x", None, "cookie"))
+        login = asyncio.ensure_future(sessions.begin("emq_x", "127.0.0.1", None, "cookie"))
         await asyncio.sleep(0)
         login.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -627,7 +627,7 @@ async def test_a_cancelled_login_leaves_no_connection_at_the_broker(tmp_path: Pa
             return Console(mq.Bus(links(url, {"token": token})), url, SETTINGS)
 
         sessions = Sessions(make, SETTINGS, needs_login=True)
-        login = asyncio.create_task(sessions.begin(rights.tokens["reader"], None, "a" * 64))
+        login = asyncio.create_task(sessions.begin(rights.tokens["reader"], "127.0.0.1", None, "a" * 64))
         await asyncio.to_thread(opening.wait, 60)
         login.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -152,6 +152,9 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     with guarded(folder, rights, **QUICK) as served:
         world = World(f"escrow://127.0.0.1:{served.port}", rights, folder)
         world.fill()
+        with world.bus("boss") as bus:
+            bus.admin.pause_group(GROUP)  # operator action 1
+            bus.admin.resume_group(GROUP)
         with world.console() as url:
             made = Visited(world, url)
             yield made
