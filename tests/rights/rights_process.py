@@ -48,8 +48,10 @@ class Process:
                 str(self.ca),
             ]
         variables = {**os.environ, "SSL_CERT_FILE": str(self.ca), **(environment or {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, "-m", "escrowmq", *command, *words], env=variables, **pipes)
+        self.log = folder / "broker.log"  # a pipe that nobody reads would stop the broker
+        command = [sys.executable, "-m", "escrowmq", *command, *words]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
         self.said = json.loads(self.process.stdout.readline() or "{}") or self.fail()
         self.url = self.said.get("url")
         self.output = ""
@@ -82,8 +84,8 @@ class Process:
 
     def stop(self):
         self.process.terminate()
-        out, err = self.process.communicate(timeout=PATIENT)
-        self.output = out + err
+        out, _ = self.process.communicate(timeout=PATIENT)
+        self.output = out + self.log.read_text()
 
 
 @contextmanager
