@@ -1,11 +1,12 @@
 """A streaming query on a broker with rights, with its event log, its log and its UI; then a failure with its traceback:
-``planted_spark.py URL FOLDER`` writes what the UI shows into the folder. The token is in a file and in the environment.
+``planted_spark.py URL FOLDER FILE`` writes what the UI shows into the folder. The token is in the file and in the
+environment.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,7 +17,7 @@ PAGES = ("jobs", "stages", "storage", "environment", "executors", "executors/thr
 SOURCES = ("environment", "executors", "sql?details=true&planDescription=true", "stages?details=true", "streaming")
 
 
-def main(url: str, folder: Path) -> None:
+def main(url: str, folder: Path, file: str) -> None:
     events = folder / "events"
     events.mkdir()
     settings = {
@@ -29,7 +30,6 @@ def main(url: str, folder: Path) -> None:
     with local_session("planted", cores=1, rows=100, settings=settings) as spark:
         spark.sparkContext.setLogLevel("INFO")
         register(spark)
-        file = os.environ["ESCROWMQ_TOKEN_FILE"]
         rows = spark.readStream.format("escrow").options(tokenFile=file).load(url, topic="t").select("key", "body")
         sink = rows.writeStream.format("escrow").options(topic="t2", tokenFile=file)
         query = sink.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start(url)
@@ -50,4 +50,4 @@ def main(url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -215,6 +215,7 @@ def visit_pages(run, token):
 
 def use_spark(run):
     program = str(HERE / "planted_spark.py")
-    run.python(program, run.broker.url, str(run.folder), code=1, **run.by_text, **run.by_file)
+    run.python(program, run.broker.url, str(run.folder), run.by_file["ESCROWMQ_TOKEN_FILE"], code=1, **run.by_text)
+    assert "forbidden" in run.printed[-1]  # the last step
     words = ["reconcile", "--half", "%half", "--commits", "t", "--out", str(run.folder / "findings"), "--json"]
     run.python("-m", "escrowmq", *words, code=1, **run.by_file)  # plain messages are no half messages
