@@ -166,6 +166,8 @@ def use_commands(run):
     engine = sa.create_engine(database)
     outbox.migrate(engine)
     with engine.begin() as connection:
+        connection.execute(sa.text("create table orders (id varchar(36) primary key)"))
+        connection.execute(sa.text("insert into orders values ('k')"))
         outbox.send_tx(connection, "t", b"by the relay", key="k")
     engine.dispose()
     run.command("outbox", "relay", "--database-url", database, "--once", "--to", run.broker.url)
@@ -217,5 +219,12 @@ def use_spark(run):
     program = str(HERE / "planted_spark.py")
     run.python(program, run.broker.url, str(run.folder), run.by_file["ESCROWMQ_TOKEN_FILE"], code=1, **run.by_text)
     assert "forbidden" in run.printed[-1]  # the last step
+    audit = run.folder / "audit"
+    audit.mkdir()
+    table = {"database": str(run.folder / "shop.db"), "table": "orders", "id": "id"}
+    compared = [{"expected": "table:orders", "found": "topic:t", "columns": []}]
+    manifest = {"log": run.broker.url, "tables": {"orders": table}, "topics": ["t"], "comparisons": compared}
+    (audit / "manifest.json").write_text(json.dumps(manifest))
+    run.python("-m", "escrowmq", "audit", str(audit), "--json", code=1, **run.by_file)  # "k" is there twice
     words = ["reconcile", "--half", "%half", "--commits", "t", "--out", str(run.folder / "findings"), "--json"]
     run.python("-m", "escrowmq", *words, code=1, **run.by_file)  # plain messages are no half messages
