@@ -3,13 +3,9 @@ role, for things that exist and for things that do not."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -18,10 +14,10 @@ from rights_table import ABSENT, CALLERS, lacking, sentence
 from rocketmq_runs import RawClient
 from test_rocketmq_keys import signed
 
+from escrowmq.connecting import links
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.rocketmq.protocol import definition, service, service_grpc
-from escrowmq.gateway.rocketmq.server import RocketmqOptions, serve_until
-from escrowmq.gateway.server import aconnect_as
+from escrowmq.gateway.rocketmq.server import RocketmqOptions, beside
 from escrowmq.rights import failures
 
 Status = definition.Code
@@ -68,26 +64,6 @@ def test_a_new_call_without_an_entry_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert unlisted() == {"StealMessage"}
 
 
-@contextmanager
-def serving(url: str, options: RocketmqOptions) -> Iterator[str]:
-    """A gateway on a thread of this process; its address."""
-    ready: Queue[dict[str, Any]] = Queue()
-    ends: list[Callable[[], object]] = []
-
-    async def main() -> None:
-        stopping = asyncio.Event()
-        ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set))
-        await serve_until(partial(aconnect_as, url), options, GatewaySettings(), ready.put, stopping)
-
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(asyncio.run, main())
-        try:
-            yield ready.get(timeout=60)["rocketmq"]
-        finally:
-            ends[0]()
-            running.result()
-
-
 class World:
     """A gateway over a broker with rights, a key for each principal, and what exists there."""
 
@@ -96,12 +72,12 @@ class World:
         tables = (f'[keys.{name}]\nsecret = "{name}-secret"\ntoken = "{rights.tokens[name]}"\n' for name in CALLERS)
         keys.write_text("".join(tables))
         keys.chmod(0o600)
-        address = stack.enter_context(
-            serving(
-                f"escrow://127.0.0.1:{port}",
-                RocketmqOptions(listen="127.0.0.1:0", second="127.0.0.1:0", keys=keys, state=folder / "state"),
-            )
+        options = RocketmqOptions(listen="127.0.0.1:0", second="127.0.0.1:0", keys=keys, state=folder / "state")
+        url = f"escrow://127.0.0.1:{port}"
+        served = stack.enter_context(
+            beside(lambda token: links(url, {"token": token or ""}), options, settings=GatewaySettings(), rights=True)
         )
+        address = served["rocketmq"]
 
         def connect(*metadata: tuple[str, str]) -> RawClient:
             client = RawClient(address, metadata=metadata)
