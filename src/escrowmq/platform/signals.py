@@ -1,5 +1,4 @@
-"""What a process exchanges with its supervisor: signals that request something, and notifications (systemd's
-``Type=notify``)."""
+"""Signals with which a supervisor requests something, and notifications for it (systemd's ``Type=notify``)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from escrowmq.errors import Code, Overloaded
 
 FREE_FAILURES = 5
 FAILURE_SECONDS = 60.0
-"""How long a failure counts against its address."""
+"""Time (s) for which a failure counts against its address."""
 DELAY_SECONDS = 1.0
 MOST_ADDRESSES = 10_000
 """Addresses with failures that are remembered; the oldest is forgotten first."""

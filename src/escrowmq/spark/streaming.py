@@ -46,7 +46,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._missing: list[Missing] = []
         self._stop_at: Offsets | None = None
         self._planned = -inf
-        """When the last batch was planned (monotonic clock, seconds)."""
+        """Time (s, monotonic clock) at which the last batch was planned."""
         self._late: dict[tuple[str, int], OffsetRange] = {}
         """Skipped since the last end was noted, by name and start: a batch that is repeated lost them after it was
         planned, and may be planned several times."""

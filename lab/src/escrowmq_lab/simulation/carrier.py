@@ -140,7 +140,7 @@ class FrameCheck:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """How connections behave in a run; None: as the product does. ``part`` and ``credit`` are bytes."""
+    """The behaviour of connections in a run; None: that of the product. ``part`` and ``credit`` are bytes."""
 
     tls: bool = False
     part: int | None = None
@@ -163,7 +163,7 @@ class Carrier:
         )
 
     @contextmanager
-    def installed(self, violate: Violate) -> Iterator[None]:
+    def install(self, violate: Violate) -> Iterator[None]:
         """Context manager: give the product the sizes, and report TLS records that cannot be read."""
 
         class WatchedChannel(TlsChannel):

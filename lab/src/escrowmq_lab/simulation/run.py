@@ -232,7 +232,7 @@ class Run:
         wrong_wall = Random(f"{self.plan.seed} wall").choice((0, -3_600_000_000, 3_600_000_000))
         with (
             _capture_logs(self._on_log_record),
-            self.plan.carrier.installed(self._on_bad_frame),
+            self.plan.carrier.install(self._on_bad_frame),
             machine(self.scheduler, Random(f"{self.plan.seed} product"), self.network.connect, lambda: wrong_wall),
         ):
             try:

@@ -1,4 +1,4 @@
-"""Which connections a server closes while there are too many, or while their incomplete frames are too large."""
+"""The choice of the connections that a server closes: there are too many, or incomplete frames are too large."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def waiting(self) -> int:
-        """How many commands wait."""
+        """Return the number of commands that wait."""
         return self._commands.qsize()
 
     def put(self, **command: Any) -> bool:

@@ -1,1 +1,1 @@
-"""What is known about findings: their reasons, and the columns that differ."""
+"""Explanations of findings: their reasons, and the columns that differ."""

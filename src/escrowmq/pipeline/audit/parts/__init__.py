@@ -1,1 +1,1 @@
-"""What of the sides is compared: columns, samples, and the sums that an earlier audit remembers."""
+"""The parts of the sides that are compared: columns, samples, and the sums that an earlier audit remembers."""
