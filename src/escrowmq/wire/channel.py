@@ -160,7 +160,7 @@ class PlainChannel(_SocketChannel):
 class TlsChannel(_SocketChannel):
     """A socket with TLS. The handshake runs while the first bytes are sent and received."""
 
-    __slots__ = ("_in", "_lock", "_object", "_out", "_raw", "_sending", "_waiting", "buffered")
+    __slots__ = ("_established", "_in", "_lock", "_object", "_out", "_raw", "_sending", "_waiting", "buffered")
     tls = True
 
     def __init__(
@@ -168,6 +168,7 @@ class TlsChannel(_SocketChannel):
     ) -> None:
         super().__init__(connected)
         self.buffered = False
+        self._established = False  # a byte was received, so the handshake is complete
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
         self._lock = threading.Lock()  # the SSL object and its BIOs; never held during a system call
@@ -190,8 +191,8 @@ class TlsChannel(_SocketChannel):
     def send(self, pieces: Sequence[Piece]) -> int:
         """See :class:`Channel`."""
         taken = 0
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
+        for part in _join_small(pieces):
+            view = memoryview(part).cast("B")
             while view:
                 if self._unsent_bytes() > _TLS_UNSENT and not self.flush():
                     return taken
@@ -227,16 +228,19 @@ class TlsChannel(_SocketChannel):
 
     def recv_into(self, view: memoryview, rest: int = 0) -> int:
         """See :class:`Channel`."""
+        count, ended, incoming = 0, False, self._in.pending
         while True:
-            try:
-                with self._lock:
-                    count, ended = self._decrypt_into(view)
-                    incoming = self._in.pending
-            except ssl.SSLError:
-                with suppress(OSError):
-                    self.flush()  # the alert with the reason
-                raise
-            self.flush()  # output of the handshake
+            if incoming or self.buffered or not self._established:  # else decrypting would raise an error that is dear
+                try:
+                    with self._lock:
+                        count, ended = self._decrypt_into(view)
+                        incoming = self._in.pending
+                except ssl.SSLError:
+                    with suppress(OSError):
+                        self.flush()  # the alert with the reason
+                    raise
+            if self._unsent_bytes():
+                self.flush()  # output of the handshake
             if count or ended:
                 return count
             raw = self._receive_raw(rest - _TLS_RECORD - incoming)
@@ -245,24 +249,27 @@ class TlsChannel(_SocketChannel):
                     self._in.write(raw)
                 else:
                     self._in.write_eof()
+                incoming = max(1, self._in.pending)
 
     def _decrypt_into(self, view: memoryview) -> tuple[int, bool]:
         """Decrypt the received bytes. Returns the number of bytes, and whether the stream ended. Requires the lock."""
-        count, ended = 0, False
+        count, ended, left = 0, False, True
         try:
-            while count < len(view) and not ended:
+            while count < len(view) and left and not ended:
                 got = self._object.read(len(view) - count, view[count:])
                 count, ended = count + int(got), not got
+                left = self._object.pending() > 0 or self._in.pending > 0
         except ssl.SSLWantReadError:
-            pass
+            left = False
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             ended = True
-        self.buffered = count == len(view) and (self._object.pending() > 0 or self._in.pending > 0)
+        self.buffered = left and count == len(view)
+        self._established = self._established or count > 0
         return count, ended
 
     def _receive_raw(self, certain: int) -> bytes:
         """Receive encrypted bytes; on a blocking socket, after the handshake, wait for bytes that certainly follow."""
-        if certain > _RAW_BYTES and self._socket.gettimeout() is None and self._object.version() is not None:
+        if certain > _RAW_BYTES and self._socket.gettimeout() is None and self._established:
             return self._socket.recv(min(certain, _GATHER_BYTES), socket.MSG_WAITALL)
         return self._socket.recv(_RAW_BYTES)
 
@@ -274,6 +281,24 @@ class TlsChannel(_SocketChannel):
                     self._object.unwrap()
                 self.flush()
         self._socket.shutdown(how)
+
+
+def _join_small(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces with adjacent small ones joined: each part that is encrypted costs a record and a call."""
+    parts: list[Piece] = []
+    small: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        length = memoryview(piece).nbytes
+        if small and size + length > _TLS_PIECE:
+            parts.append(b"".join(small))
+            small, size = [], 0
+        if length > _TLS_PIECE:
+            parts.append(piece)
+        else:
+            small.append(piece)
+            size += length
+    return [*parts, b"".join(small)] if small else parts
 
 
 def server_context(certificate: Path, key: Path, client_authorities: Path | None = None) -> ssl.SSLContext:
