@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,3 +163,23 @@ def test_with_a_cluster_its_own_secret_counts(master: str | None, own: bool, mon
             pass
     assert [more.get("spark.authenticate") for more in given] == ["true" if own else None, "no"]
     assert {more["spark.driver.bindAddress"] for more in given} == {"127.0.0.1"}
+
+
+TWO_SESSIONS = """
+import warnings
+from pyspark import SparkContext
+from escrowmq.pipeline.session import local_session
+warnings.simplefilter("ignore")  # Spark's own, that Java was killed
+with local_session("first", rows=1000):
+    SparkContext._gateway.proc.kill()
+    SparkContext._gateway.proc.wait()
+with local_session("second", rows=1000) as spark:
+    print(spark.range(5).count())
+"""
+
+
+@pytest.mark.verify
+def test_a_session_ends_whose_java_process_was_killed_and_the_next_works() -> None:
+    """A signal to the process group ends Java before Python stops Spark."""
+    run = subprocess.run([sys.executable, "-c", TWO_SESSIONS], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "5\n"), run.stderr

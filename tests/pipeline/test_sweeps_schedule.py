@@ -151,6 +151,18 @@ def test_it_goes_on_with_the_next_turn_whatever_broke_the_last_one_off(
     }
 
 
+def test_an_error_after_the_signal_to_stop_alarms_nobody(tmp_path: Path, person: Person) -> None:
+    """The signal of `timeout` and systemd ends Spark's Java process too, in the middle of a sweep."""
+    stop, totals = threading.Event(), Totals()
+
+    def sweeps() -> dict[str, Swept]:
+        stop.set()
+        raise RuntimeError("the gateway of Java has ended")
+
+    keep_sweeping(sweeps, empty(tmp_path), 0.02, stop, totals=totals, alarm=person.url)
+    assert (totals.broken_off, totals.runs, totals.alarms, person.alarms.empty()) == (0, 0, 0, True)
+
+
 def test_no_further_turn_would_mend_a_misuse(tmp_path: Path) -> None:
     def sweeps() -> dict[str, Swept]:
         raise Misuse(Code.BAD_ARGUMENT, "no such column")

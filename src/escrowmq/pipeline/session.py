@@ -185,10 +185,18 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop Spark and wait for its Java process, which PySpark itself leaves running until Python exits."""
-    from pyspark import SparkContext
+    """Stop Spark and wait for its Java process, which PySpark itself leaves running until Python exits.
 
-    spark.stop()
+    A signal to the process group (systemd, `timeout`) ends the Java process first: then there is nothing to stop."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        spark.sparkContext.stop()  # what it left in Python
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
     gateway = SparkContext._gateway
     if gateway is None:
         return

@@ -137,6 +137,9 @@ def keep_sweeping(
         except Misuse:
             raise
         except Exception as problem:  # including Spark errors: report them, and try again in the next turn
+            if stop.is_set():  # the signal to stop also ended Spark's Java process
+                _log.info("stopped during a sweep, the next one does the rest: %s", in_a_line(problem)[:MOST_REASON])
+                return
             totals.broken_off += 1
             known = isinstance(problem, EscrowError | sa.exc.SQLAlchemyError | OSError)
             reason = in_a_line(problem)[:MOST_REASON]
