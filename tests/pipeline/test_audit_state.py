@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -209,6 +210,28 @@ def test_a_broken_state_is_a_clear_error(tmp_path: Path, damage: Callable[[str],
     state.write()
     assert State.read(state.path) == state
     state.path.write_text(damage(state.path.read_text()))
+    with pytest.raises(Misuse, match=r"is not a state of an audit.*remove it"):
+        State.read(state.path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"key": 7},
+        {"parts": {"orders/0000/0": {"head": "0", "through": 3}}},
+        {"parts": {"orders/0000/0": {"head": 0}}},
+        {"parts": []},
+        {"sums": [[0, True, 3, "1", 2, 3]]},
+        {"sums": [[0, True, 3, 1, 2]]},
+        {"sums": {}},
+    ],
+)
+def test_a_state_whose_checksum_was_computed_again_is_checked_too(tmp_path: Path, changed: dict[str, Any]) -> None:
+    state = State(tmp_path / "state", "key", {}, {(0, True, 3): (1, 2, 3)})
+    state.write()
+    body = json.loads(state.path.read_text())["state"] | changed
+    checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    state.path.write_text(json.dumps({"format": 1, "sha256": checksum, "state": body}))
     with pytest.raises(Misuse, match=r"is not a state of an audit.*remove it"):
         State.read(state.path)
 

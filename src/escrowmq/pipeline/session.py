@@ -188,7 +188,7 @@ def _stop(spark: SparkSession) -> None:
     """Stop Spark and wait for its Java process, which PySpark itself leaves running until Python exits.
 
     A signal to the process group (systemd, `timeout`) ends the Java process first: then there is nothing to stop."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

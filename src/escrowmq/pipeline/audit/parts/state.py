@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
@@ -74,9 +75,9 @@ class State:
                 raise ValueError(f"its format is {raw['format']}, not {FORMAT}")
             if raw["sha256"] != _hash(body):
                 raise ValueError("its checksum is wrong")
-            parts = {name: Part(**part) for name, part in body["parts"].items()}
-            sums = {(line[0], bool(line[1]), line[2]): (line[3], line[4], line[5]) for line in body["sums"]}
-            return cls(path, body["key"], parts, sums)
+            parts = msgspec.convert(body["parts"], dict[str, Part])
+            lines = msgspec.convert(body["sums"], list[tuple[int, bool, int, int, int, int]])
+            return cls(path, msgspec.convert(body["key"], str), parts, {line[:3]: line[3:] for line in lines})
         except (ValueError, TypeError, KeyError, IndexError) as problem:
             hint = "remove it: the next audit reads everything"
             raise Misuse(Code.BAD_ARGUMENT, f"{path} is not a state of an audit: {problem}", hint) from None
