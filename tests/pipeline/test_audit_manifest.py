@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import escrowmq as mq
+from escrowmq import outbox
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit.checking import check
 from escrowmq.pipeline.audit.drafting import draft, name_database
@@ -127,6 +128,25 @@ def test_a_draft_is_what_a_person_would_write(
     assert check(tmp_path / "run") == []
     with pytest.raises(Misuse, match="exists"):
         draft(tmp_path / "run", f"file:{tmp_path / 'broker'}", ["orders"], [url])
+
+
+def test_a_draft_leaves_out_the_receive_log_and_other_kinds_of_ids(tmp_path: Path) -> None:
+    """A consumer that claims each message has the ids of messages beside its own; its effects have the keys."""
+    url = make_shop(tmp_path)
+    cart = sa.create_engine(f"sqlite:///{tmp_path / 'cart.db'}")
+    outbox.migrate(cart)
+    with mq.connect(f"file:{tmp_path / 'broker'}") as bus, bus.consumer("cart", ["orders"]) as consumer:
+        with cart.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE seen (message TEXT)")
+            for _, message in zip(range(5), consumer, strict=False):
+                assert outbox.claim_tx(connection, message, group="cart")
+                connection.execute(sa.text("INSERT INTO seen VALUES (:id)"), {"id": message.message_id})
+    cart.dispose()
+    raw, notes = draft(tmp_path / "run", f"file:{tmp_path / 'broker'}", ["orders"], [url, str(tmp_path / "cart.db")])
+    assert set(raw["tables"]) == {"shop", "carts"}
+    assert "ids" not in json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert notes == ["left out: table seen has message_id of topic orders, not its id"]
+    assert check(tmp_path / "run") == []
 
 
 def test_what_a_manifest_names_and_is_not_there_is_reported_together(tmp_path: Path) -> None:

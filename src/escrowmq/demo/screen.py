@@ -112,14 +112,11 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for one in verdict.differing:
         console.print(f"{escape(one.between)}: {escape(str(one))}", soft_wrap=True)
     if findings := verdict.findings[:_MOST_FINDINGS]:
-        table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
-        for finding in findings:
-            counts = (str(finding.expected), str(finding.found))
-            table.add_row(f"[red]{finding.kind}[/]", finding.id, finding.between, *counts)
-        console.print(table)
-        for finding in findings:
-            if finding.reason:
-                console.print(f"{escape(finding.id)}: {escape(finding.reason)}", soft_wrap=True)
+        for finding in findings:  # lines: a table of 80 columns would cut the ids
+            rows = f"{finding.expected} expected, {finding.found} found"
+            why = f"; {finding.reason}" if finding.reason else ""
+            text = escape(f"{finding.id}  {finding.between}: {rows}{why}")
+            console.print(f"[red]{finding.kind:<8}[/]  {text}", soft_wrap=True)
         if verdict.findings_in_all > _MOST_FINDINGS:
             console.print(f"… of {verdict.findings_in_all:,} findings; more are in verdict.json")
 

@@ -41,7 +41,8 @@ def list_barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> l
     for row in barriers:
         if bytes(row["transaction_id"]) == transaction:
             result = "committed" if row["reason"] == Reason.COMMITTED else "can no longer commit"
-            text = f"The local transaction {result} (barrier, branch {row['branch']})."
+            branch = f", branch {row['branch']}" if row["branch"] else ""
+            text = f"The local transaction {result} (barrier{branch})."
             events.append(Event(row["decided_us"], "local", row["database"], text, {"branch": row["branch"]}))
     return events
 

@@ -1,7 +1,8 @@
 """Drafts a manifest from databases and topics: which tables have the ids of a topic, and which columns its fields.
 
 Nothing is guessed from names alone: a table belongs to a topic if some of the first messages' ids are in one of its
-columns. Columns are compared if a field of the bodies has their name.
+columns. Columns are compared if a field of the bodies has their name. Tables of EscrowMQ are left out: they have ids of
+messages too, and their rows are purged.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
+from escrowmq.outbox.tables import metadata
 from escrowmq.pipeline.audit.manifest import HINT, NAME, fill_in
 from escrowmq.pipeline.audit.tables import is_unique
 from escrowmq.pipeline.sql import texts
@@ -71,7 +73,10 @@ def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str
         notes += [note] if note else []
         for candidate in _find_candidates(database, written, sampled, folder):
             topic, found = candidate
-            _add(raw, topic, found, is_producer=number == 0)
+            if raw["ids"].setdefault(topic, found.where_id) == found.where_id:
+                _add(raw, topic, found, is_producer=number == 0)
+            else:  # the ids of a topic are one or the other
+                notes.append(f"left out: table {found.table} has {found.where_id} of topic {topic}, not its id")
     for one in sampled:
         if not any(f"topic:{one.topic}" in (c["expected"], c["found"]) for c in raw["comparisons"]):
             notes.append(f"no table has the ids of topic {one.topic}")
@@ -80,6 +85,7 @@ def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str
     raw["comparisons"] += [
         {"expected": f"half:{topic}", "found": f"topic:{topic}", "columns": ["message_id", "body"]} for topic in topics
     ]
+    raw["ids"] = {topic: where for topic, where in raw["ids"].items() if where != "key"}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({name: value for name, value in raw.items() if value != {}}, indent=2) + "\n")
     return raw, notes
@@ -92,8 +98,6 @@ def _add(raw: dict[str, Any], topic: str, found: Candidate, *, is_producer: bool
     raw["tables"][known] = {"database": found.database, "table": found.table, "id": found.id}
     if found.unique:
         raw["tables"][known]["unique"] = True
-    if found.where_id != "key":
-        raw["ids"][topic] = found.where_id
     sides = [f"table:{known}", f"topic:{topic}"]
     expected, other = sides if is_producer else sides[::-1]
     raw["comparisons"].append({"expected": expected, "found": other, "columns": list(found.columns)})
@@ -126,7 +130,7 @@ def _find_candidates(
     """Return the tables of a database that have the ids of a topic, with the topic."""
     url = absolute(fill_in(database)) if "://" in database or database.startswith("$") else readonly_url(Path(database))
     with engines.opened(url) as engine, engine.connect() as connection:
-        names = sa.inspect(connection).get_table_names()
+        names = [name for name in sa.inspect(connection).get_table_names() if name not in metadata.tables]
     found = []
     for one in sampled:
         for table in names:
