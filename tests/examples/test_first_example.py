@@ -67,6 +67,10 @@ def test_it_is_short() -> None:
     assert len(SCRIPT.read_text().splitlines()) <= 25
 
 
+def test_the_page_shows_the_program() -> None:
+    assert f"```python\n{SCRIPT.read_text()}```" in (FOLDER / "README.md").read_text()
+
+
 def test_killed_at_its_pause_and_run_again_it_is_correct_and_find_says_why(tmp_path: Path) -> None:
     killed = run(tmp_path, "-c", SCRIPT.read_text().replace("input(", "os.kill(os.getpid(), 9); input("))
     assert killed.returncode == -signal.SIGKILL

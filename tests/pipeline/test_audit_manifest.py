@@ -140,7 +140,7 @@ def test_a_draft_leaves_out_the_receive_log_and_other_kinds_of_ids(tmp_path: Pat
             connection.exec_driver_sql("CREATE TABLE seen (message TEXT)")
             for _, message in zip(range(5), consumer, strict=False):
                 assert outbox.claim_tx(connection, message, group="cart")
-                connection.execute(sa.text("INSERT INTO seen VALUES (:id)"), {"id": message.message_id})
+                connection.execute(sa.text("INSERT INTO seen VALUES (:id)"), {"id": message.message_id.hex()})
     cart.dispose()
     raw, notes = draft(tmp_path / "run", f"file:{tmp_path / 'broker'}", ["orders"], [url, str(tmp_path / "cart.db")])
     assert set(raw["tables"]) == {"shop", "carts"}
