@@ -84,6 +84,7 @@ def page() -> str:
     """The text of the page."""
     parts = [
         "# Which tests show which promise\n\n"
+        "For reviewers. At the end you know the tests of each guarantee.\n\n"
         "Written by `make docs` from the marks of the tests (`@pytest.mark.invariant`); edits are lost. What is "
         "promised, and when it does not hold,\n"
         "is in [GUARANTEES.md](../../GUARANTEES.md).\n",

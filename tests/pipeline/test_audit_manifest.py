@@ -135,8 +135,8 @@ def test_a_draft_leaves_out_the_receive_log_and_other_kinds_of_ids(tmp_path: Pat
     url = make_shop(tmp_path)
     cart = sa.create_engine(f"sqlite:///{tmp_path / 'cart.db'}")
     outbox.migrate(cart)
-    with mq.connect(f"file:{tmp_path / 'broker'}") as bus, bus.consumer("cart", ["orders"]) as consumer:
-        with cart.begin() as connection:
+    with mq.connect(f"file:{tmp_path / 'broker'}") as bus:
+        with bus.consumer("cart", ["orders"]) as consumer, cart.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE seen (message TEXT)")
             for _, message in zip(range(5), consumer, strict=False):
                 assert outbox.claim_tx(connection, message, group="cart")

@@ -28,6 +28,8 @@ NO_TIME = "–"
 
 HEAD = """# Planted bugs
 
+For reviewers of the tests. At the end you know which planted bug which test notices, and how fast.
+
 Tests are worth something only if they fail. So bugs are planted in the product one at a time, as somebody could really have written them, and the test that must notice each is
 named here. Every row is run by CI; a bug that nothing notices, or that another test than the named one notices, fails it.
 

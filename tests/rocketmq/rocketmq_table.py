@@ -62,6 +62,8 @@ def page(outcomes: Outcomes) -> str:
     lines = [
         "# RocketMQ clients: what works",
         "",
+        "For teams with RocketMQ clients. At the end you know what works with each client.",
+        "",
         "Written by `python tests/rocketmq/rocketmq_table.py`, which runs the cases of "
         "[tests/rocketmq/test_rocketmq_clients.py](../../tests/rocketmq/test_rocketmq_clients.py) with each client. "
         "[RocketMQ clients](../rocketmq.md) explains the limitations.",

@@ -129,9 +129,19 @@ def test_a_page_that_is_not_in_the_navigation_fails(tmp_path: Path) -> None:
     assert "docs/forgotten.md" in ran.stderr
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_a_page_first_says_whom_it_is_for(page: Path) -> None:
-    title, opening, *_ = page.read_text().split("\n\n")
+def list_pages() -> list[str]:
+    """Every page of the navigation, and of the folders that may only have pages for users."""
+    nav = tomllib.loads((ROOT / "website" / "zensical.toml").read_text())["project"]["nav"]
+    named = set(re.findall(r"'([^']+\.md)'", str(nav)))
+    found = {
+        page.relative_to(ROOT).as_posix() for at in ("docs/*.md", "examples/**/README.md") for page in ROOT.glob(at)
+    }
+    return sorted(named | found)
+
+
+@pytest.mark.parametrize("page", list_pages())
+def test_a_page_first_says_whom_it_is_for(page: str) -> None:
+    title, opening, *_ = re.sub(r"<!--.*?-->\n\n", "", (ROOT / page).read_text()).split("\n\n")
     assert title.startswith("# ")
     assert opening.startswith("For ")
     assert re.search(r"\b[Aa]t\s(its|the)\send\b|\bAfter ten minutes\b", opening), opening

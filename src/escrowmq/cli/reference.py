@@ -20,6 +20,8 @@ _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page.
 
 
 _SETTINGS = """\
+For operators. At the end you know each setting of a broker, its range, and why it exists.
+
 Every setting can be given, later ones winning, in a TOML file (`escrowmq serve --config FILE`, table `[broker]`), as an
 environment variable (`ESCROWMQ_CHECK_INTERVAL=10s`) and as a flag (`--check-interval 10s`). An embedded broker reads
 the environment too. Durations are numbers of seconds or texts such as `500ms`, `8min`, `72h`, `7d`; sizes are bytes or
@@ -28,6 +30,8 @@ texts such as `4MiB`; switches are `on` or `off`. An unknown name or a value out
 
 """
 _ERRORS = """\
+For programmers and operators. At the end you know what a code means, and what to do about it.
+
 Each row and each call has one code as its result. The same names appear in exceptions, in results of the command line,
 in logs and, as the number, on the wire. The class of the exception says what the caller can do next.
 
@@ -35,6 +39,8 @@ in logs and, as the number, on the wire. The class of the exception says what th
 
 """
 _COMMANDS = """\
+For everybody at a terminal. At the end you know each command, its options and exit codes.
+
 Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that use
 a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one shard with `|` between
 them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has open. Results go to
@@ -44,6 +50,8 @@ standard output, everything else to standard error.
 
 """
 _BROKER_METRICS = """\
+For operators. At the end you know what each metric counts, and which to watch.
+
 `escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. `bus.admin.stats()` returns the
 same numbers. Watch the first four: how much is undecided, for how long, whether producers answer, and what needs an
 operator.
@@ -149,6 +157,7 @@ def protocol_page() -> str:
     parts = [
         "# The protocol\n\n"
         + _MADE
+        + "For authors of clients. At the end you know each request of the protocol, its fields and its answer.\n\n"
         + "What a client can ask of a broker. `?` marks fields that may be left out of a request, and those that are "
         "not in every\n"
         "answer. A null in a request is the same as no field; names that a broker does not know are passed over.\n\n"

@@ -42,6 +42,10 @@ _EXAMPLE = """\
 # roles: reader, spark (read *, view), service (send *, produce *, consume *, read *), operator (read *, view, act *),
 #        admin (everything). Define others: [roles.NAME] with allow = [...]
 
+[principals.admin]
+tokens = [{{ id = "{admin.identity}", sha256 = "{admin.sha256}" }}]
+roles = ["admin"]
+
 [principals.operator]
 tokens = [{{ id = "{operator.identity}", sha256 = "{operator.sha256}" }}]
 roles = ["operator"]
@@ -67,13 +71,13 @@ def init(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a rights file with comments: an operator, a service and a Spark principal.
+    """Write a rights file with comments: an administrator, an operator, a service and a Spark principal.
 
     Each one's token is printed once; the file has its SHA-256 only.
     """
     from escrowmq.rights.tokens import new_token
 
-    made = {name: new_token() for name in ("operator", "service", "spark")}
+    made = {name: new_token() for name in ("admin", "operator", "service", "spark")}
     token_files = {} if folder is None else {folder / f"{name}.token": token.text for name, token in made.items()}
     for path in (file, *token_files):
         if path.exists():
