@@ -135,12 +135,11 @@ def test_a_draft_leaves_out_the_receive_log_and_other_kinds_of_ids(tmp_path: Pat
     url = make_shop(tmp_path)
     cart = sa.create_engine(f"sqlite:///{tmp_path / 'cart.db'}")
     outbox.migrate(cart)
-    with mq.connect(f"file:{tmp_path / 'broker'}") as bus:
-        with bus.consumer("cart", ["orders"]) as consumer, cart.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE seen (message TEXT)")
-            for _, message in zip(range(5), consumer, strict=False):
-                assert outbox.claim_tx(connection, message, group="cart")
-                connection.execute(sa.text("INSERT INTO seen VALUES (:id)"), {"id": message.message_id.hex()})
+    with cart.begin() as connection, mq.connect(f"file:{tmp_path / 'broker'}") as bus:
+        connection.exec_driver_sql("CREATE TABLE seen (message TEXT)")
+        for _, message in zip(range(5), bus.consumer("cart", ["orders"]), strict=False):
+            assert outbox.claim_tx(connection, message, group="cart")
+            connection.execute(sa.text("INSERT INTO seen VALUES (:id)"), {"id": message.message_id.hex()})
     cart.dispose()
     raw, notes = draft(tmp_path / "run", f"file:{tmp_path / 'broker'}", ["orders"], [url, str(tmp_path / "cart.db")])
     assert set(raw["tables"]) == {"shop", "carts"}

@@ -132,11 +132,10 @@ def test_a_page_that_is_not_in_the_navigation_fails(tmp_path: Path) -> None:
 def list_pages() -> list[str]:
     """Every page of the navigation, and of the folders that may only have pages for users."""
     nav = tomllib.loads((ROOT / "website" / "zensical.toml").read_text())["project"]["nav"]
-    named = set(re.findall(r"'([^']+\.md)'", str(nav)))
-    found = {
-        page.relative_to(ROOT).as_posix() for at in ("docs/*.md", "examples/**/README.md") for page in ROOT.glob(at)
-    }
-    return sorted(named | found)
+    pages = set(re.findall(r"'([^']+\.md)'", str(nav)))
+    for pattern in ("docs/*.md", "examples/**/README.md"):
+        pages |= {page.relative_to(ROOT).as_posix() for page in ROOT.glob(pattern)}
+    return sorted(pages)
 
 
 @pytest.mark.parametrize("page", list_pages())
