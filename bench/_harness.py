@@ -18,6 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
+import escrowmq as mq
+
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
@@ -37,6 +39,8 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def broker(options: argparse.Namespace) -> Iterator[str]:
     """The URL of a broker on a fresh folder: in its own process, unless told otherwise."""
     if options.url:
+        with mq.connect(options.url) as bus:
+            bus.admin.health()  # one that is away, or knows no such token, is not measured
         yield options.url
         return
     with tempfile.TemporaryDirectory(prefix="escrowmq-bench-", dir=options.folder) as folder:

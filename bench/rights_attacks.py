@@ -2,16 +2,20 @@
 
 The first part measures seconds from the written rights file to the end of an open read, a waiting receive, a check-back
 subscription (closed sockets), a waiting receive at the gateway (401) and a console session (led to the login). In the
-second, processes send greetings with wrong tokens, as many as they can, while one client sends messages one by one.
+second, processes offer 12,000 greetings with wrong tokens a second, whatever becomes of them, while one client sends
+messages one by one, and two others connect for each message, one from the attackers' address.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import errno
+import functools
 import json
+import math
 import multiprocessing
 import os
+import select
 import socket
 import statistics
 import subprocess
@@ -19,11 +23,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from random import randrange
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -39,10 +43,12 @@ from escrowmq.wire.frames import Kind
 from escrowmq.wire.frames.frame import frame
 from escrowmq.wire.frames.rows import encoder
 
-ATTACKERS = 4
-HELD = 64
-"""Connections that an attacker leaves open."""
+ATTACKERS = 2
 PATIENT = 30.0
+MOST_CONNECTING = 1.0
+"""Seconds after which an attacker gives an unanswered SYN up."""
+WARM_SECONDS = 5.0
+IP_BIND_ADDRESS_NO_PORT = 24
 
 
 class Rights:
@@ -146,68 +152,179 @@ def measure_endings(report: Report, ready: dict[str, Any], rights: Rights) -> No
         report.add(f"end of an {name}" if name[0] == "o" else f"end of a {name}", "s", "< 1", seconds)
 
 
-def guess(port: int, stop: Any, count: Synchronized[int]) -> None:
-    """Send greetings with wrong tokens until told to stop, with what the broker and the client leave of the
-    processors: elsewhere an attacker has its own."""
-    os.nice(5)
-    held: deque[socket.socket] = deque()
-    greeting = frames.hello(new_token().text)
-    for number in itertools.count():
-        if stop.is_set():
-            break
+class Attack(NamedTuple):
+    """One way to guess: greetings a second of each attacker, how long (s) it waits for an answer, and whether each
+    comes from another address."""
+
+    name: str
+    rate: int
+    patience: float
+    spread: bool = False
+
+
+ATTACKS = (
+    Attack("guesses that await an answer", 6000, 1.5),
+    Attack("guesses that await nothing", 6000, 0.0),
+    Attack("guesses from many addresses", 6000, 1.5, spread=True),
+)
+SOURCES = {"another address": "127.0.0.2", "the attackers' address": "127.0.0.1"}
+
+
+class Guesser:
+    """An open loop: each greeting is sent when it is due, whatever became of the former ones."""
+
+    def __init__(self, port: int, attack: Attack) -> None:
+        self._port, self._attack = port, attack
+        self._greeting = frames.hello(new_token().text)
+        self._greeted = deque[tuple[float, socket.socket]]()
+        self._connecting: dict[int, tuple[float, socket.socket]] = {}
+        self._connected = select.epoll()
+        self.counts = Counter[str]()
+
+    def run(self, stop: Any, counting: Any) -> None:
+        """Guess until told to stop. Counts begin with ``counting``."""
+        began, number = time.perf_counter(), 0
+        while not stop.is_set():
+            now = time.perf_counter()
+            due = min(int((now - began) * self._attack.rate) - number, 64)
+            for _ in range(due):
+                self._begin(now)
+            number += max(due, 0)
+            self._go_on(now)
+            if not counting.is_set():
+                self.counts.clear()
+            if due <= 0:
+                time.sleep(0.0005)
+
+    def _begin(self, now: float) -> None:
         one = socket.socket()
-        held.append(one)
+        one.setblocking(False)
+        if self._attack.spread:
+            one.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+            one.bind((f"127.{randrange(1, 255)}.{randrange(1, 255)}.{randrange(1, 255)}", 0))
+        self.counts["tried"] += 1
+        if one.connect_ex(("127.0.0.1", self._port)) not in (0, errno.EINPROGRESS):
+            self.counts["without a port"] += 1
+            one.close()
+        else:
+            self._greet(now, one)
+
+    def _greet(self, now: float, one: socket.socket) -> None:
         try:
-            one.settimeout(5.0)
-            one.connect(("127.0.0.1", port))
-            one.sendall(greeting)
+            one.send(self._greeting)
+        except BlockingIOError:  # the system has dropped the SYN: too many wait to be accepted
+            self._connecting[one.fileno()] = now, one
+            self._connected.register(one, select.EPOLLOUT)
         except OSError:
-            continue
-        if len(held) > HELD:
-            held.popleft().close()
-        if number % 64 == 0:
-            with count.get_lock():
-                count.value += 64
+            self.counts["greeted"] += 1
+            self.counts["closed unread"] += 1
+            one.close()
+        else:
+            self.counts["greeted"] += 1
+            self._greeted.append((now, one))
+
+    def _go_on(self, now: float) -> None:
+        for number, _ in self._connected.poll(0.0) if self._connecting else ():
+            self._connected.unregister(number)
+            self._greet(*self._connecting.pop(number))
+        while self._connecting and (first := next(iter(self._connecting.values())))[0] < now - MOST_CONNECTING:
+            self.counts["not connected"] += 1
+            del self._connecting[first[1].fileno()]
+            first[1].close()
+        while self._greeted and self._greeted[0][0] <= now - self._attack.patience:
+            _, one = self._greeted.popleft()
+            try:
+                self.counts["answered" if one.recv(4096) else "closed unread"] += 1
+            except BlockingIOError:
+                self.counts["no answer yet"] += 1
+            except OSError:
+                self.counts["closed unread"] += 1
+            one.close()
 
 
-def measure_guesses(report: Report, ready: dict[str, Any], rights: Rights, seconds: float) -> None:
-    """Add the latency of sends, with and without wrong greetings beside them."""
-    port = urlsplit(ready["url"]).port
-    assert port is not None
-    with mq.connect(ready["url"], token=rights.boss) as bus:
+def guess(port: int, attack: Attack, stop: Any, counting: Any, counts: Any) -> None:
+    """Run one attacker; its counts are put into a queue."""
+    guesser = Guesser(port, attack)
+    guesser.run(stop, counting)
+    counts.put(dict(guesser.counts))
+
+
+def come_anew(url: str, token: str, source: str, stop: Any, counting: Any, taken: Any) -> None:
+    """Connect from an address, send, close, again and again; the seconds of each are put into a queue."""
+    socket.create_connection = functools.partial(socket.create_connection, source_address=(source, 0))
+    seconds: list[float] = []
+    while not stop.is_set():
+        began = time.perf_counter()
+        with mq.connect(url, token=token) as bus:
+            bus.producer("p", timeout=PATIENT).send("t", b"x" * 1024)
+        if counting.is_set():
+            seconds.append(time.perf_counter() - began)
+        stop.wait(0.05)
+    taken.put((source, seconds))
+
+
+def send(producer: mq.Producer, seconds: float) -> list[float]:
+    """Send messages one by one; the seconds that each took."""
+    taken, end = [], time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        producer.send("t", b"x" * 1024)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def add_times(report: Report, name: str, goal: str, seconds: list[float]) -> None:
+    """Add median, 99th of 100 and the longest."""
+    ordered = sorted(seconds) or [math.inf]
+    report.add(f"{name}, median", "ms", "", [statistics.median(ordered) * 1000])
+    report.add(f"{name}, 99 of 100", "ms", "", [ordered[len(ordered) * 99 // 100] * 1000])
+    report.add(f"{name}, longest of {len(seconds)}", "ms", goal, [ordered[-1] * 1000])
+
+
+def processor_seconds(process: subprocess.Popen[str]) -> float:
+    """The processor time of a process so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_guesses(
+    report: Report, broker: subprocess.Popen[str], url: str, token: str, seconds: float, attack: Attack | None
+) -> None:
+    """Add the times of sends, over an open connection and over new ones, beside an attack or none."""
+    beside = f"beside {attack.name}" if attack is not None else "alone"
+    goal = "< 1000" if attack is not None else ""
+    new = multiprocessing.get_context("spawn")
+    stop, counting, counts, taken = new.Event(), new.Event(), new.Queue(), new.Queue()
+    others = [
+        new.Process(target=come_anew, args=(url, token, source, stop, counting, taken)) for source in SOURCES.values()
+    ]
+    attackers = [
+        new.Process(target=guess, args=(urlsplit(url).port, attack, stop, counting, counts))
+        for _ in range(ATTACKERS if attack is not None else 0)
+    ]
+    with mq.connect(url, token=token) as bus:
         producer = bus.producer("p", timeout=PATIENT)
-
-        def send(until: float) -> list[float]:
-            taken = []
-            while time.perf_counter() < until:
-                began = time.perf_counter()
-                producer.send("t", b"x" * 1024)
-                taken.append(time.perf_counter() - began)
-            return taken
-
-        send(time.perf_counter() + 0.5)
-        alone = send(time.perf_counter() + seconds)
-        stop, count = multiprocessing.Event(), multiprocessing.Value("q", 0)
-        attackers = [multiprocessing.Process(target=guess, args=(port, stop, count)) for _ in range(ATTACKERS)]
-        for attacker in attackers:
-            attacker.start()
-        time.sleep(1.0)
-        [before], began = bus.admin.stats(), time.perf_counter()
-        sent = count.value
-        beside = send(time.perf_counter() + seconds)
-        took = time.perf_counter() - began
-        [after], sent = bus.admin.stats(), count.value - sent
+        for process in (*others, *attackers):
+            process.start()
+        send(producer, WARM_SECONDS)
+        [before], began, used = bus.admin.stats(), time.perf_counter(), processor_seconds(broker)
+        counting.set()
+        sends = send(producer, seconds)
+        [after], took, used = bus.admin.stats(), time.perf_counter() - began, processor_seconds(broker) - used
         stop.set()
-        for attacker in attackers:
-            attacker.join()
-    refused = after["unauthenticated_total"] - before["unauthenticated_total"]
-    report.add("wrong greetings sent", "a second", "as many as it can", [sent / took])
-    report.add("wrong greetings refused", "a second", "", [refused / took])
-    for name, values, goal in (("alone", alone, ""), ("beside wrong greetings", beside, "< 1000")):
-        hundred = statistics.quantiles(values, n=100)
-        report.add(f"send {name}, median", "ms", "", [hundred[49] * 1000])
-        report.add(f"send {name}, 99 of 100", "ms", "", [hundred[98] * 1000])
-        report.add(f"send {name}, longest of {len(values)}", "ms", goal, [max(values) * 1000])
+        total = sum((Counter(counts.get()) for _ in attackers), Counter[str]())
+        came = dict(taken.get() for _ in others)
+        for process in (*others, *attackers):
+            process.join()
+    for name in sorted(total):
+        report.add(f"{beside}: {name}", "a second", "", [total[name] / took])
+    if attack is not None:
+        refused = after["unauthenticated_total"] - before["unauthenticated_total"]
+        report.add(f"{beside}: refused", "a second", "", [refused / took])
+    report.add(f"{beside}: the broker's processor time", "s a second", "", [used / took])
+    add_times(report, f"{beside}: send", goal, sends)
+    for name, source in SOURCES.items():
+        own = source == SOURCES["the attackers' address"]
+        add_times(report, f"{beside}: connect from {name}, send", "" if own else goal, came[source])
 
 
 def main() -> None:
@@ -227,7 +344,8 @@ def main() -> None:
             if report.wants("endings"):
                 measure_endings(report, ready, rights)
             if report.wants("guesses"):
-                measure_guesses(report, ready, rights, options.seconds)
+                for attack in (None, *ATTACKS):
+                    measure_guesses(report, process, ready["url"], rights.boss, options.seconds, attack)
         finally:
             process.terminate()
             try:

@@ -96,6 +96,18 @@ def test_beyond_loopback_only_when_it_is_spelled_out() -> None:
         pass
 
 
+def test_each_page_says_that_other_machines_reach_the_console(
+    visitor: Visitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "--insecure" not in visitor.http.get("/topics").text
+    with beside(lambda _: [TwinLink()], listen="0.0.0.0:0", insecure=True) as at:
+        port = at["console"].rpartition(":")[2]
+        answer = httpx.get(f"http://127.0.0.1:{port}/topics", trust_env=False, timeout=60.0)
+    assert answer.status_code == 200
+    assert "<code>--insecure</code>: other machines reach it" in answer.text
+    assert "0.0.0.0 can be reached from other machines, and there is no TLS and access rights" in caplog.text
+
+
 # Forms
 
 

@@ -33,6 +33,23 @@ def test_five_failures_within_a_minute_are_free(monkeypatch):
     assert found.delay("a") == 0.0, "a new minute begins"
 
 
+def test_suspects_are_unread_while_too_many_failures_are_delayed(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(failures.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(failures, "MOST_WAITING", 2)
+    found = Failures()
+    for _ in range(failures.FREE_FAILURES + 1):
+        found.note("a")
+    assert not found.is_unread("a"), "one is delayed"
+    clock[0] += failures.DELAY_SECONDS / 2
+    found.note("a")
+    assert (found.is_unread("a"), found.is_unread("b")) == (True, False)
+    clock[0] += failures.DELAY_SECONDS / 2
+    assert not found.is_unread("a"), "the first was refused"
+    found.note("a")
+    assert found.is_unread("a")
+
+
 def test_the_oldest_addresses_are_forgotten(monkeypatch):
     monkeypatch.setattr(failures, "MOST_ADDRESSES", 2)
     found = Failures()

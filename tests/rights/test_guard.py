@@ -182,6 +182,16 @@ def test_a_principal_over_its_rows_is_asked_to_slow_down(tmp_path, rights):
         assert refusal.retry_after > 0
 
 
+def test_a_principal_over_its_bytes_is_asked_to_slow_down(tmp_path, rights):
+    rights.add("shop", "send t", more='limits = { bytes_per_s = "1kB" }')
+    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["shop"]) as client:
+        assert client.plain(b"x" * 1_000_000)[0][0] == Code.OK, "more than a second's worth, from a full bucket"
+        refusal = client.plain(b"y", sequence=2)
+        assert isinstance(refusal, Overloaded)
+        assert "1,000 bytes a second" in str(refusal)
+        assert refusal.retry_after > 0
+
+
 def test_open_transactions_of_a_principal_are_limited(tmp_path, rights):
     rights.add("shop", "send t", "produce shop", more="limits = { open_transactions = 2 }")
     with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["shop"]) as client:

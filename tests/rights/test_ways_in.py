@@ -5,12 +5,14 @@ broker's process; certificates that change or do not fit; and a secret that must
 import datetime as dt
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from served import PATIENT
 
 import escrowmq as mq
 from escrowmq.broker.serving import server as serving
+from escrowmq.broker.serving.certificates import ServerCertificate
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown
 from escrowmq.ledger.commands import Forget
 from escrowmq.rights import failures
@@ -98,6 +101,12 @@ def test_tokens_certificates_http_and_metrics_are_one_principal(tmp_path, rights
         until(lambda: broker.http(send, shop, message)[0] == 401)
         thread.join()
         assert waiting[0][0] == 401, waiting
+        broker.process.send_signal(signal.SIGHUP)
+        with broker.connect(token=boss) as bus:
+            [link] = bus.router.links
+            link.action("rights.reload", {}, PATIENT)
+            acts = link.action("acts.list", {}, PATIENT)["acts"]
+        assert [(act["act"], act["by"]) for act in acts] == [("rights.reload", "the file changed")]
 
 
 def test_tokens_of_others_do_not_share_a_connection_of_the_gateway(tmp_path, rights):
@@ -198,6 +207,17 @@ def serial(broker):
         return secure.getpeercert()["serialNumber"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_a_key_that_others_can_read_is_named(tmp_path, mode, caplog):
+    made = trustme.CA().issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "broker.pem", tmp_path / "broker.key"
+    made.cert_chain_pems[0].write_to_path(certificate)
+    made.private_key_pem.write_to_path(key)
+    key.chmod(mode)
+    ServerCertificate(certificate, key)
+    assert ("can read the private key" in caplog.text) == (mode != 0o600)
+
+
 def test_half_of_a_new_certificate_changes_nothing(tmp_path, rights):
     with running(tmp_path, rights) as broker:
         old = serial(broker)
@@ -275,24 +295,32 @@ def test_strangers_wait_for_the_next_check_when_they_have_had_their_time(tmp_pat
         served.client(token=rights.tokens["boss"]).socket.close()
 
 
-def test_suspects_are_closed_unread_when_they_have_had_their_share(tmp_path, rights, monkeypatch):
-    monkeypatch.setattr(serving, "SUSPECTS_SECONDS", 0.0)
-    monkeypatch.setattr(failures, "DELAY_SECONDS", 0.01)
+def test_suspects_are_closed_unread_while_too_many_refusals_are_delayed(tmp_path, rights, monkeypatch):
+    for name, value in (("MOST_WAITING", 3), ("DELAY_SECONDS", 1e6), ("FAILURE_SECONDS", 1e6)):
+        monkeypatch.setattr(failures, name, value)
 
     def is_closed_unread():
-        with suppress(ConnectionError), served.client(greet=False) as guesser:
-            guesser.send(frames.hello("emq_guess"))  # between two checks
         with served.client(greet=False) as suspect:
             try:
-                suspect.send(frames.hello("emq_guess"))
+                suspect.send(frames.hello(rights.tokens["boss"]))
             except ConnectionError:
                 return True
             return suspect.next() is None
 
-    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known:
-        served.until(is_closed_unread)
-        assert served.guard.unauthenticated > failures.FREE_FAILURES
+    with guarded(tmp_path, rights) as served, served.client(token=rights.tokens["boss"]) as known, ExitStack() as held:
+        for number in range(failures.FREE_FAILURES):
+            with pytest.raises(Denied):
+                served.client(token=f"emq_{number}")
+        for number in range(3):
+            guesser = held.enter_context(served.client(greet=False))
+            guesser.send(frames.hello(f"emq_guess_{number}"))
+        served.until(lambda: served.guard.unauthenticated == failures.FREE_FAILURES + 3)
+        before = served.server.accepted
+        assert is_closed_unread(), "even with a token that is known"
+        assert served.server.accepted == before
         assert known.act("health")["status"] == "ok"
+        monkeypatch.setattr(failures, "DELAY_SECONDS", 0.0)
+        assert not is_closed_unread()
 
 
 def test_a_token_is_shown_by_no_text_of_the_client():
@@ -354,6 +382,28 @@ def test_brokers_with_different_rights_are_seen_in_the_status(tmp_path, rights):
         done = subprocess.run([*words, "--json"], env=variables, capture_output=True, text=True)
         digests = {broker["rights"] for broker in json.loads(done.stdout)["brokers"]}
         assert digests == {one.guard.rights.digest, two.guard.rights.digest}
+
+
+@pytest.mark.verify
+def test_a_benchmark_measures_a_broker_with_rights_and_tls(tmp_path, rights):
+    rights.add("bench", "send *", "produce *")
+    bench = Path(__file__).parents[2] / "bench"
+    with running(tmp_path, rights) as broker:
+        command = [sys.executable, "-m", "escrowmq_lab", "bench", "transactions", "--folder", str(bench), "--json"]
+        command += ["--url", broker.url, "--only", "64 threads", "--seconds", "0.1", "--repeats", "1"]
+
+        def measure(token):
+            variables = {**os.environ, "SSL_CERT_FILE": str(broker.ca), "ESCROWMQ_TOKEN": token}
+            return subprocess.run(command, env=variables, capture_output=True, text=True)
+
+        measured = measure(rights.tokens["bench"])
+        assert measured.returncode == 0, measured.stderr
+        report = json.loads(measured.stdout)
+        assert [(one["name"], one["median"] > 0) for one in report["figures"]] == [("64 threads", True)]
+        assert report["settings"]["broker"] == broker.url
+        unknown = measure("emq_wrong")
+        assert unknown.returncode != 0
+        assert "UNAUTHENTICATED" in unknown.stderr
 
 
 def test_a_producer_whose_session_is_forgotten_opens_another_one(tmp_path):

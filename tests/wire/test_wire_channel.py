@@ -172,6 +172,11 @@ def test_a_certificate_of_an_unknown_authority_is_rejected(certificate):
     thread.join()
 
 
+def test_older_protocols_than_tls_1_2_are_not_spoken(certificate):
+    server = server_context(certificate / "certificate.pem", certificate / "key.pem")
+    assert {server.minimum_version, client_context().minimum_version} == {ssl.TLSVersion.TLSv1_2}
+
+
 def test_plain_bytes_to_a_tls_server_end_the_connection(certificate):
     failed = []
 

@@ -44,9 +44,11 @@ def own_path(path: str) -> str:
     return "/" + path.lstrip("/\\")
 
 
-def build(sessions: Sessions, settings: ConsoleSettings) -> Starlette:
-    """Return the application over the consoles of sessions; the caller closes them."""
+def build(sessions: Sessions, settings: ConsoleSettings, *, is_exposed: bool = False) -> Starlette:
+    """Return the application over the consoles of sessions; the caller closes them. ``is_exposed``: each page says that
+    other machines reach it without TLS or access rights."""
     templates = _templates()
+    templates.globals["is_exposed"] = is_exposed
     files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 
     def render(request: Request, page: Page, console: Console | None) -> Response:

@@ -22,7 +22,7 @@ from escrowmq.console.sessions import Make, Sessions
 from escrowmq.console.tokens import Tokens
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.server import Announce, Served, answer_until, has_rights, listen_on, on_thread, stop_by_signal
-from escrowmq.platform.listening import is_loopback, parse_address, shown_address
+from escrowmq.platform.listening import is_exposed, is_loopback, parse_address, shown_address
 from escrowmq.wire import Link
 
 DEFAULT_LISTEN = "127.0.0.1:7790"
@@ -61,7 +61,8 @@ def serve(
         make = _opening(connect, url, settings, databases, plans, opened)
         sessions = Sessions(make, settings, needs_login=needs_login)
         opened.callback(sessions.close)
-        asyncio.run(main(_Run(sessions, settings, listening, host, tls)))
+        exposed = is_exposed(host, tls=tls is not None, rights=rights)
+        asyncio.run(main(_Run(sessions, settings, listening, host, tls, exposed)))
 
 
 @contextmanager
@@ -86,7 +87,8 @@ def beside(
         make = _opening(lambda token: connect(token if rights else None), url, settings, databases, plans, opened)
         sessions = Sessions(make, settings, needs_login=rights)
         opened.callback(sessions.close)
-        run = _Run(sessions, settings, listening, host, tls)
+        exposed = is_exposed(host, tls=tls is not None, rights=rights)
+        run = _Run(sessions, settings, listening, host, tls, exposed)
         yield opened.enter_context(on_thread(run.until, "console"))
 
 
@@ -103,13 +105,14 @@ class _Run:
     listening: socket.socket
     host: str
     tls: ssl.SSLContext | None
+    is_exposed: bool
 
     async def until(self, announce: Announce, stopping: asyncio.Event) -> None:
         """Serve until ``stopping``."""
         self.sessions.start()
         tokens = Tokens(self.listening.getsockname()[1], secure=self.tls is not None)
         hosts = {self.host.lower(), *(name.lower() for name in self.settings.hosts)}
-        app = Guard(build(self.sessions, self.settings), self.settings, tokens, hosts)
+        app = Guard(build(self.sessions, self.settings, is_exposed=self.is_exposed), self.settings, tokens, hosts)
         served = Served(app, GatewaySettings(max_connections=256), self.listening, self.host, self.tls)
         watching = asyncio.create_task(self.sessions.watch())
         try:

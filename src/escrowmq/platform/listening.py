@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from escrowmq.errors import Code, Denied, Misuse
+from escrowmq.platform.logs import tell
 
 _USER = re.compile(r"(//[^/@:?\[]*):(?:[^?]*|(?!\d+(?:[/?|,]))[^@]*)@")
 """The password of a user may contain a ``?``; an ``@`` in a query after HOST:PORT ends no password."""
@@ -49,14 +51,23 @@ def accepts_host_name(name: str, listens_at: str) -> bool:
     return False
 
 
+def is_exposed(host: str, *, tls: bool, rights: bool) -> bool:
+    """Return whether other machines reach ``host`` without TLS or without access rights."""
+    return not (is_loopback(host) or (tls and rights))
+
+
 def check_address(host: str, insecure: bool, *, tls: bool = False, rights: bool = False) -> None:
-    """Raise Denied unless ``host`` is loopback, there are TLS and access rights, or ``insecure`` is set."""
-    if insecure or is_loopback(host) or (tls and rights):
+    """Raise Denied if ``host`` is exposed. With ``insecure`` this is only logged, at each start."""
+    if not is_exposed(host, tls=tls, rights=rights):
         return
     missing = " and ".join(name for name, there in (("TLS", tls), ("access rights", rights)) if not there)
+    sentence = f"{host} can be reached from other machines, and there is no {missing}"
+    if insecure:
+        tell(logging.WARNING, "insecure", f"{sentence}: --insecure permits that", address=host)
+        return
     raise Denied(
         Code.DENIED,
-        f"{host} can be reached from other machines, and there is no {missing}",
+        sentence,
         "listen on 127.0.0.1, give --tls-cert, --tls-key and --rights, or --insecure on a network that you trust",
     )
 

@@ -266,10 +266,16 @@ def test_a_log_closed_under_a_receive_is_told_as_a_stopping_broker(tmp_path, mon
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", "127.0.0.1.example.org", ""])
-def test_only_loopback_without_insecure(host):
-    with pytest.raises(Denied):
-        check_address(host, insecure=False)
-    check_address(host, insecure=True)
+def test_only_loopback_without_insecure(host, caplog):
+    for secured in ({}, {"tls": True}, {"rights": True}):
+        with pytest.raises(Denied):
+            check_address(host, insecure=False, **secured)
+    check_address(host, insecure=False, tls=True, rights=True)
+    assert not caplog.records
+    check_address(host, insecure=True, tls=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{host} can be reached from other machines, and there is no access rights: --insecure permits that"
+    ]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.9.1"])

@@ -42,6 +42,7 @@ def test_a_unix_socket_beside_the_port(tmp_path):
     path = tmp_path / "socket"
     with serving(tmp_path / "data", path=path) as told:
         assert told["socket"] == str(path)
+        assert path.stat().st_mode & 0o777 == 0o600
         with (
             Client(int(told["url"].rpartition(":")[2])) as by_port,
             Client(0, family=socket.AF_UNIX, address=str(path)) as by_path,

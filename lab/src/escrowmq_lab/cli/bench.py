@@ -30,6 +30,9 @@ def bench(
         str | None,
         typer.Option(help="Measure this broker, with the token of the environment. For scripts that start one."),
     ] = None,
+    only: Annotated[str | None, typer.Option(help="Only figures whose name contains this.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Length of one measurement.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Measurements per figure.")] = None,
     json: Json = False,
 ) -> None:
     """Run the benchmarks in bench/: one script per claim; each prints machine, settings, medians and spread."""
@@ -52,7 +55,8 @@ def bench(
         else:
             print_table(("benchmark", "claim"), [(one["name"], one["claim"]) for one in listed], "none")
         return
-    options = [*(["--json"] if json else []), *(["--url", url] if url else [])]
+    given = {"--url": url, "--only": only, "--seconds": seconds, "--repeats": repeats}
+    options = [*(["--json"] if json else []), *(f"{name}={one}" for name, one in given.items() if one is not None)]
     failed = [name for name in names or every if not _run_script(scripts[name], options)]
     if failed:
         notice(f"failed: {', '.join(failed)}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from escrowmq.errors import Code, Misuse
 
-BACKLOG = 512
+BACKLOG = 4096
+"""Connections that wait to be accepted. The system drops further ones, and their clients try again after a second."""
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:

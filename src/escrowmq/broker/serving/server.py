@@ -14,9 +14,9 @@ Rules, checked a few times a second:
    and the thread begins again.
 5. A connection that does not read its answers while memory is short is closed.
 6. After more than a sixteenth of all room was in use, freed memory is returned to the system: glibc would keep it.
-7. Once connections without a greeting have taken ``SUSPECTS_SECONDS`` since the last check, and some of them greeted
-   with a wrong token, those from addresses with failures are closed unread; after ``STRANGERS_SECONDS`` all wait for
-   the next check: half of the time is for clients that are known.
+7. While ``MOST_WAITING`` refusals are delayed, connections from addresses with failures are closed unread. Once
+   connections without a greeting have taken ``STRANGERS_SECONDS`` since the last check, and some of them greeted with a
+   wrong token, all wait for the next check: half of the time is for clients that are known.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
 ATTACKED_AT_ONCE = 4
 """Connections that are accepted, and greetings that are read, between two rounds while greetings are wrong."""
-STRANGERS_SECONDS, SUSPECTS_SECONDS = LOOK_SECONDS / 2, LOOK_SECONDS / 4
-"""See rule 7. Refusing a greeting takes about 100 µs of processor time, closing it unread about 10 µs."""
+STRANGERS_SECONDS = LOOK_SECONDS / 2
+"""See rule 7. Refusing a greeting takes about 100 µs of processor time, closing it unread about 15 µs."""
 READ_AT_ONCE = 64
 """Connections that are read before their requests start: limits the bytes that are read but not counted."""
 OVER_BOUND = 8
@@ -275,9 +275,9 @@ class Server:
                 self._selector.unregister(listener)
 
     def _accept(self, listener: socket.socket, most: int) -> None:
-        unread = most == ATTACKED_AT_ONCE and self._strangers_took >= SUSPECTS_SECONDS
-        for _ in range(ACCEPTED_AT_ONCE if unread else most):
-            if self._listen_again is not None or self._ending is not None:
+        """Accept ``most`` connections. Those that are closed unread do not count, up to ``ACCEPTED_AT_ONCE``."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._listen_again is not None or self._ending is not None or not most:
                 return
             try:
                 accepted, address = listener.accept()
@@ -291,10 +291,11 @@ class Server:
                 self._pause(NO_DESCRIPTOR_SECONDS)
                 return
             source = str(address[0]) if isinstance(address, tuple) else "unix"
-            if unread and self._guard is not None and self._guard.failures.delay(source):
+            if self._guard is not None and self._guard.failures.is_unread(source):
                 accepted.close()
             else:
                 self._add(accepted, address, source)
+                most -= 1
 
     def _add(self, accepted: socket.socket, address: object, source: str) -> None:
         accepted.setblocking(False)
