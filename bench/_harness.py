@@ -40,7 +40,7 @@ def broker(options: argparse.Namespace) -> Iterator[str]:
     """The URL of a broker on a fresh folder: in its own process, unless told otherwise."""
     if options.url:
         with mq.connect(options.url) as bus:
-            bus.admin.health()  # one that is away, or knows no such token, is not measured
+            bus.admin.hello()  # one that is away, or knows no such token, is not measured
         yield options.url
         return
     with tempfile.TemporaryDirectory(prefix="escrowmq-bench-", dir=options.folder) as folder:

@@ -58,8 +58,8 @@ class Failures:
         failures are delayed already, whether or not their clients still wait for the refusal."""
         delay = self.delay(source)
         with self._lock:
-            is_full = len(self._delayed) >= MOST_WAITING and time.monotonic() - self._delayed[0] < delay
-        return is_full
+            is_full = len(self._delayed) >= max(MOST_WAITING, 1)
+            return is_full and time.monotonic() - self._delayed[0] < delay
 
     async def wait(self, source: str) -> None:
         """Wait as long as an address must. Raises Overloaded(QUEUE_FULL) if too many wait."""
