@@ -1,36 +1,55 @@
-"""`escrowmq audit` on a real run of N messages, with one lost, one repeated, one altered and one leaked planted in one
-window.
+"""`escrowmq audit` on real runs of N messages: whole, and again after 1 % of changes, with time and memory by step.
 
-The run is built first: a producer's database, a broker's folder with every message put as a transaction of its own
-(some are rolled back, and are in no database), and two consumers' databases. Then the four are planted with SQL, and
-the command is run twice. The tables are in SQLite files, or with ``--database`` in a PostgreSQL or MariaDB that is
-started for it.
+A run is built first: a producer's database, a broker's folder with every message put as a transaction of its own (some
+are rolled back, and are in no database), and two consumers' databases. One lost, one repeated, one altered and one
+leaked row are planted in one window with SQL. Building is not measured; ``--prepare`` does only this, so that a quiet
+machine can measure later:
+
+    python bench/audit.py --messages 1e6,1e7 --folder /tmp/audit --prepare
+    python bench/audit.py --messages 1e6,1e7 --folder /tmp/audit
+
+The second command removes the runs; with ``--only whole`` it does only the first audit, and keeps them. The tables are
+in SQLite files, or with ``--database`` in a PostgreSQL or MariaDB that is started for it. ``--profile`` prints the
+stages of Spark.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import importlib
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
-from _harness import Report, arguments
-from pyspark.sql import functions as f
+import xxhash
+from _harness import arguments
 
 import escrowmq as mq
-from escrowmq.pipeline.audit.windows import WINDOWS, window
+from escrowmq.pipeline.audit.manifest import KINDS
+from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.pipeline.session import local_session
 
+PREPARED = "prepared"
+"""A file in the folder of a run that is complete."""
+FEW = 200_000
+"""The planted ids are among the first so many."""
 STEP = 20_000
 """Messages of one batch."""
 ROLLED_BACK = 20
@@ -51,6 +70,8 @@ stored.
 
 FIELDS = ("customer", "country", "units", "cents", "points")
 """What a body says."""
+NUMBERS = ("units", "cents", "points")
+QUOTE = {name: "" if name in NUMBERS else '"' for name in FIELDS}
 
 VARIABLE = "AUDIT_DATABASE"
 """The environment variable with the URL of the database."""
@@ -78,40 +99,33 @@ MANIFEST: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """The four ids, all of one window."""
+    """Ids of one window: four that are planted, and one that is altered later."""
 
     lost: str
     repeated: str
     altered: str
     leaked: str
+    later: str
 
     def named(self) -> set[tuple[str, str]]:
         """(kind, id) of the four."""
-        return {(kind, getattr(self, kind)) for kind in self.__slots__}
+        return {(kind, getattr(self, kind)) for kind in KINDS}
 
 
-def order(number: int) -> dict[str, Any]:
-    """An order, all made of its number."""
-    units = number % 7 + 1
+def orders(start: int, stop: int) -> dict[str, Any]:
+    """Orders as columns of Arrow texts and numbers, all made of their numbers: a run of 10⁷ is made in minutes."""
+    number = np.arange(start, stop)
     cents = number * 7919 % 100_003
-    customer = f"c-{number * 31 % 65_537}"
+    columns = {"units": number % 7 + 1, "cents": cents, "points": cents // 100}
+    texts = {name: pa.array(values).cast(pa.utf8()) for name, values in columns.items()}
+    ids = pc.utf8_lpad(pa.array(number).cast(pa.utf8()), 10, "0")
     return {
-        "order_id": f"o-{number:010}",
-        **{"customer": customer, "country": COUNTRIES[number % 4], "units": units, "cents": cents},
-        "points": cents // 100,
+        "order_id": pc.binary_join_element_wise("o-", ids, ""),
+        "customer": pc.binary_join_element_wise("c-", pa.array(number * 31 % 65_537).cast(pa.utf8()), ""),
+        "country": pa.array(COUNTRIES).take(pa.array(number % len(COUNTRIES))),
+        **texts,
+        "kept": number % ROLLED_BACK != 0,
     }
-
-
-def batches(messages: int) -> Iterator[list[dict[str, Any]]]:
-    """All orders; those that are rolled back come on top of ``messages``."""
-    every = messages + messages // (ROLLED_BACK - 1)
-    for start in range(0, every, STEP):
-        yield [order(number) for number in range(start, min(start + STEP, every))]
-
-
-def kept(number: int) -> bool:
-    """Whether an order's transaction commits."""
-    return number % ROLLED_BACK != 0
 
 
 @contextmanager
@@ -129,49 +143,66 @@ def database(kind: str, folder: Path) -> Iterator[sa.Engine]:
         yield engine
 
 
+def with_rolled_back(messages: int) -> int:
+    """The number of all orders, of which ``messages`` commit."""
+    return messages + messages // (ROLLED_BACK - 1)
+
+
 def build(folder: Path, messages: int, engine: sa.Engine) -> None:
     """The whole run, on which all sides agree."""
     (folder / "manifest.json").write_text(json.dumps(MANIFEST))
     with engine.begin() as connection:
         for name, columns in TABLES.items():
             connection.exec_driver_sql(f"CREATE TABLE {name} ({', '.join(columns)})")
-    number = 0
+    put(folder, range(with_rolled_back(messages)), engine)
+
+
+def put(folder: Path, numbers: range, engine: sa.Engine) -> None:
+    """Place the orders of these numbers: in the producer's table, in the log, one transaction each, and in the
+    consumers' tables."""
     with mq.connect(f"file:{folder / 'broker'}") as bus:
         producer = bus.producer("bench-audit", checker=lambda check: mq.UNKNOWN)
-        for orders in batches(messages):
-            commits = [kept(n) for n in range(number, number + len(orders))]
-            number += len(orders)
-            put(producer, orders, commits)
-            effects = [one for one, commit in zip(orders, commits, strict=True) if commit]
-            with engine.begin() as connection:
-                for name, columns in TABLES.items():
-                    marks = ", ".join(f":{column.split()[0]}" for column in columns)
-                    connection.execute(sa.text(f"INSERT INTO {name} VALUES ({marks})"), effects)
+        for start in range(numbers.start, numbers.stop, STEP):
+            made = orders(start, min(start + STEP, numbers.stop))
+            parts = [part for name in FIELDS for part in (f', "{name}": {QUOTE[name]}', made[name], QUOTE[name])]
+            body = pc.binary_join_element_wise("{" + parts[0][2:], *parts[1:], "}", "").cast(pa.binary())
+            topic = pa.array(["orders"] * len(body))
+            receipts = producer.prepare_batch(
+                pa.RecordBatch.from_arrays([topic, made["order_id"], body], ["topic", "key", "body"])
+            )
+            assert receipts.ok
+            outcomes = [mq.COMMIT if kept else mq.ROLLBACK for kept in made["kept"].tolist()]
+            assert producer.end_batch(receipts.transactions, outcomes).ok
+            insert(engine, {name: made[name].filter(pa.array(made["kept"])) for name in made if name != "kept"})
         producer.close()
 
 
-def put(producer: mq.Producer, orders: list[dict[str, Any]], commits: list[bool]) -> None:
-    """Prepare these orders, one transaction each, and end them."""
-    bodies = [json.dumps({name: one[name] for name in FIELDS}).encode() for one in orders]
-    table = {"topic": ["orders"] * len(orders), "key": [one["order_id"] for one in orders], "body": bodies}
-    receipts = producer.prepare_batch(pa.RecordBatch.from_pydict(table))
-    assert receipts.ok
-    outcomes = [mq.COMMIT if commit else mq.ROLLBACK for commit in commits]
-    assert producer.end_batch(receipts.transactions, outcomes).ok
+def insert(engine: sa.Engine, effects: dict[str, pa.Array]) -> None:
+    """Insert orders into all three tables, by the driver itself: it takes tuples."""
+    mark = "?" if engine.dialect.paramstyle == "qmark" else "%s"
+    connection = engine.raw_connection()
+    for name, columns in TABLES.items():
+        names = [column.split()[0] for column in columns]
+        values = [effects[column].cast(pa.int64() if column in NUMBERS else pa.utf8()).to_pylist() for column in names]
+        marks = ", ".join([mark] * len(names))
+        connection.cursor().executemany(f"INSERT INTO {name} VALUES ({marks})", list(zip(*values, strict=True)))
+    connection.commit()
+    connection.close()
 
 
-def choose(messages: int) -> Planted:
-    """Ids of one window, by the product's own function: three orders, and one that was rolled back."""
-    every = messages + messages // (ROLLED_BACK - 1)
-    with local_session("bench audit", rows=messages) as spark:
-        ids = spark.range(every).select(f.format_string("o-%010d", "id").alias("id"), f.col("id") % ROLLED_BACK == 0)
-        ids = ids.toDF("id", "gone").withColumn("window", window(f.col("id"), WINDOWS))
-        fitting = ids.groupBy("window").agg(f.count_if("gone").alias("gone"), f.count("*").alias("ids"))
-        place = fitting.where("gone >= 1 AND ids - gone >= 3").orderBy(f.hash("window")).first()
-        assert place is not None, "too few messages for a window of four"
-        inside = ids.where(f.col("window") == place["window"]).orderBy("id").collect()
-    orders = [row["id"] for row in inside if not row["gone"]]
-    return Planted(orders[0], orders[1], orders[2], next(row["id"] for row in inside if row["gone"]))
+def choose(messages: int, portable: bool) -> Planted:
+    """Ids of one window (with a server: of its MD5): three orders, and one that was rolled back."""
+    every = min(with_rolled_back(messages), FEW)
+    by_window: dict[int, list[tuple[str, bool]]] = {}
+    for number, id in enumerate(orders(0, every)["order_id"].to_pylist()):
+        md5 = int(hashlib.md5(id.encode()).hexdigest()[:15], 16)
+        place = (md5 if portable else xxhash.xxh64_intdigest(id.encode(), 42)) % WINDOWS
+        by_window.setdefault(place, []).append((id, number % ROLLED_BACK != 0))
+    for inside in by_window.values():
+        kept, gone = ([id for id, is_kept in inside if is_kept is wanted] for wanted in (True, False))
+        if len(kept) >= 4 and gone:
+            return Planted(*kept[:3], gone[0], later=kept[3])
+    raise SystemExit("too few messages for a window of four")
 
 
 def plant(engine: sa.Engine, four: Planted) -> None:
@@ -197,23 +228,131 @@ def plant(engine: sa.Engine, four: Planted) -> None:
             assert connection.execute(sa.text(statement), {"id": identity}).rowcount == 1
 
 
-def audit(folder: Path, *flags: str) -> tuple[float, float, dict[str, Any], bytes]:
-    """One run of the command: seconds, its processor time without that of a server, the verdict, and its bytes."""
+def prepare(folder: Path, messages: int, kind: str, engine: sa.Engine) -> None:
+    """Build a run, and plant the four."""
+    build(folder, messages, engine)
+    plant(engine, choose(messages, kind != "sqlite"))
+    (folder / PREPARED).touch()
+    os.sync()  # otherwise the first audit waits for the disk
+
+
+def change(folder: Path, messages: int, four: Planted, engine: sa.Engine) -> None:
+    """Add 1 % of messages on all sides, and alter an old row of a consumer."""
+    every = with_rolled_back(messages)
+    put(folder, range(every, every + max(messages // 100, 1)), engine)
+    with engine.begin() as connection:
+        altered = sa.text("UPDATE points SET points = points + 1 WHERE order_id = :id")
+        assert connection.execute(altered, {"id": four.later}).rowcount == 1
+
+
+@dataclass
+class Audited:
+    """One audit in a process of its own: seconds, also of each step; processor seconds of the audit and all its
+    processes; the most memory (MB) of Java, and of all Python processes together; the verdict."""
+
+    seconds: float
+    steps: dict[str, float]
+    busy: float
+    java_mb: float
+    python_mb: float
+    verdict: bytes
+
+
+def audit(folder: Path, **options: Any) -> Audited:
+    """Run one audit as the command does, and watch its memory."""
     start, before = time.perf_counter(), os.times()
-    command = [sys.executable, "-m", "escrowmq", "audit", str(folder), "--json", *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    command = [sys.executable, __file__, "--audit", str(folder), json.dumps(options)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        memory = {"java": 0.0, "python": 0.0}
+        watching = threading.Thread(target=watch, args=(process, memory))
+        watching.start()
+        lines = list(process.stdout)
+    watching.join()
     seconds, after = time.perf_counter() - start, os.times()
-    assert done.returncode == 1, done.returncode  # the sides do not agree
+    assert process.returncode == 0, process.returncode
     busy = after.children_user + after.children_system - before.children_user - before.children_system
-    return seconds, busy, json.loads(done.stdout), (folder / "verdict.json").read_bytes()
+    marks = [line.rstrip().split(" ", 2) for line in lines if line.startswith("step ")]
+    ends = [float(at) for _, at, _ in marks[1:]] + [seconds]
+    steps = {name: end - float(at) for (_, at, name), end in zip(marks, ends, strict=True)}
+    others = [line for line in lines if not line.startswith("step ")]
+    print("".join(others), end="", file=sys.stderr)
+    verdict = (folder / "verdict.json").read_bytes()
+    return Audited(seconds, steps, busy, memory["java"], memory["python"], verdict)
 
 
-def check(verdict: dict[str, Any], four: Planted) -> None:
-    """Exactly the four are named, and counts would not have told."""
-    assert {(one["kind"], one["id"]) for one in verdict["findings"]} == four.named(), verdict["findings"]
-    assert verdict["findings_in_all"] == 5  # the lost one by both consumers
-    assert [verdict[kind] for kind in (*four.__slots__, "orphaned")] == [1, 1, 1, 1, 0], verdict
-    for side in verdict["comparisons"]:
+def watch(process: subprocess.Popen[str], memory: dict[str, float]) -> None:
+    """Keep the most memory of Java, and of the Python processes, until the process ends."""
+    while process.poll() is None:
+        found = {"java": 0.0, "python": 0.0}
+        for name, mb in list_processes(process.pid):
+            found["java" if name == "java" else "python"] += mb
+        memory |= {name: max(memory[name], found[name]) for name in memory}
+        time.sleep(0.25)
+
+
+def list_processes(pid: int) -> list[tuple[str, float]]:
+    """Name and resident memory (MB) of a process and all that it started."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pids = [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return [(name, pages * os.sysconf("SC_PAGE_SIZE") / 1e6), *(one for child in pids for one in list_processes(child))]
+
+
+def run_one(folder: Path, state: str | None = None, windows: int | None = None, profile: bool = False) -> None:
+    """Audit, and print the seconds since this process began at each step."""
+    begun = time.perf_counter() - time.process_time()  # imports included
+
+    def on_step(text: str) -> None:
+        print(f"step {time.perf_counter() - begun:.2f} {text}", flush=True)
+
+    on_step("imports")
+    from escrowmq.pipeline.audit import run
+
+    with ExitStack() as stack:
+        more: dict[str, Any] = {}
+        if profile:
+            logs = stack.enter_context(tempfile.TemporaryDirectory())
+            settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{logs}"}
+            settings["spark.eventLog.compress"] = "false"
+            rows = int(folder.name) * 2
+            more["spark"] = stack.enter_context(local_session("bench audit", rows=rows, settings=settings))
+        run(folder, progress=on_step, state=None if state is None else Path(state), windows=windows, **more)
+        on_step("ending")
+        if profile:
+            show_stages(Path(logs))
+
+
+def show_stages(logs: Path) -> None:
+    """Print wall time, processor time in Java and shuffled bytes of each stage, from Spark's event log."""
+    tasks: dict[int, list[float]] = {}
+    stages = []
+    for file in (one for one in logs.rglob("*") if one.is_file() and one.name.startswith("events")):
+        for event in map(json.loads, file.read_text().splitlines()):
+            if event["Event"] == "SparkListenerTaskEnd" and "Task Metrics" in event:
+                metrics, sums = event["Task Metrics"], tasks.setdefault(event["Stage ID"], [0, 0, 0, 0])
+                written = metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+                values = (1, metrics["Executor Run Time"] / 1e3, metrics["Executor CPU Time"] / 1e9, written / 1e6)
+                sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
+            elif event["Event"] == "SparkListenerStageCompleted":
+                info = event["Stage Info"]
+                stages.append((info["Submission Time"], info["Completion Time"], info["Stage ID"], info["Stage Name"]))
+    for begin, end, number, name in sorted(stages):
+        count, run_s, busy, mb = tasks.get(number, [0, 0, 0, 0])
+        at, wall = (begin - min(stages)[0]) / 1e3, (end - begin) / 1e3
+        place = name.rpartition("/")[2]
+        print(f"{at:7.1f} s + {wall:6.1f} s, {count:4} tasks {run_s:7.1f} s, Java {busy:7.1f} s, {mb:7.1f} MB {place}")
+
+
+def check(verdict: bytes, wrong: set[tuple[str, str]], counts: bool) -> None:
+    """Exactly these are named, and ``counts`` would not have told."""
+    found = json.loads(verdict)
+    assert {(one["kind"], one["id"]) for one in found["findings"]} == wrong, found["findings"]
+    assert found["findings_in_all"] == len(wrong) + 1  # the lost one by both consumers
+    for side in found["comparisons"] if counts else ():
         assert side["expected_rows"] == side["found_rows"], side
 
 
@@ -222,35 +361,90 @@ def size(folder: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
+def measure(folder: Path, messages: int, options: argparse.Namespace, engine: sa.Engine) -> list[tuple[str, Audited]]:
+    """Audit a run: whole, with a state, and after 1 % of changes with that state."""
+    four = choose(messages, options.database != "sqlite")
+    profile = {"profile": True} if options.profile else {}
+    whole = [audit(folder, **profile) for _ in range(options.repeats)]
+    found = [("whole", one) for one in whole]
+    if options.only == "whole":
+        check(whole[0].verdict, four.named(), counts=True)
+        return found
+    state = str(folder / "audit.state")
+    if options.rows:
+        found.append(("all rows", audit(folder, windows=0)))
+    found.append(("whole, writes a state", audit(folder, state=state)))
+    for _, one in found:
+        check(one.verdict, four.named(), counts=True)
+        assert one.verdict == whole[0].verdict, "another audit says something else"
+    change(folder, messages, four, engine)
+    os.sync()
+    found.append(("after 1 % of changes", audit(folder, state=state, **profile)))
+    check(found[-1][1].verdict, four.named() | {("altered", four.later)}, counts=True)
+    return found
+
+
+def read_bare(url: str, table: str, half: int) -> int:
+    """Read every second million of a table's rows with the driver alone. Returns their number."""
+    connection, rows, start = sqlite3.connect(url), 0, half * 10**6
+    (last,) = connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()
+    while start <= last:
+        cursor = connection.execute(f"SELECT * FROM {table} WHERE rowid > ? AND rowid <= ?", (start, start + 10**6))
+        while page := cursor.fetchmany(8192):
+            rows += len(page)
+        start += 2 * 10**6
+    connection.close()
+    return rows
+
+
+def measure_floor(folder: Path) -> float:
+    """Seconds in which two processes read the three tables once, and do nothing with their rows."""
+    start = time.perf_counter()
+    with ProcessPoolExecutor(2) as pool:
+        jobs = [pool.submit(read_bare, str(folder / "shop.db"), table, half) for table in TABLES for half in (0, 1)]
+        assert sum(job.result() for job in jobs) > 0
+    return time.perf_counter() - start
+
+
+def show(messages: int, found: list[tuple[str, Audited]]) -> None:
+    """Print a row per audit, and its steps."""
+    for name, one in found:
+        print(f"| {messages:.0e} | {name} | {one.seconds:.1f} s | {one.busy:.1f} s | ", end="")
+        print(f"{1e6 * one.busy / messages:.1f} µs | {one.java_mb:.0f} MB | {one.python_mb:.0f} MB |")
+    for name, one in found:
+        print(f"  {messages:.0e}, {name}: " + ", ".join(f"{step} {at:.1f} s" for step, at in one.steps.items()))
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--audit"]:
+        run_one(Path(sys.argv[2]), **json.loads(sys.argv[3]))
+        return
     parser = arguments(__doc__)
-    parser.set_defaults(repeats=2, body=0)
-    parser.add_argument("--messages", type=lambda text: int(float(text)), default=10**6, help="messages that commit")
+    parser.set_defaults(repeats=1)
+    parser.add_argument("--messages", default="1e6", help="messages that commit; several sizes with commas")
     parser.add_argument("--database", choices=["sqlite", "postgres", "mariadb"], default="sqlite")
-    parser.add_argument("--rows", action="store_true", help="read all rows in the second run")
+    parser.add_argument("--rows", action="store_true", help="also read all rows, instead of checksums first")
+    parser.add_argument("--profile", action="store_true", help="print the stages of Spark to the standard error")
+    parser.add_argument("--prepare", action="store_true", help="only build the runs in --folder (SQLite)")
     options = parser.parse_args()
-    report = Report("audit", options)
-    report.begin()
     with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="escrowmq-bench-", dir=options.folder)
-        folder, messages = Path(stack.enter_context(made)), options.messages
-        engine = stack.enter_context(database(options.database, folder))
-        start = time.perf_counter()
-        build(folder, messages, engine)
-        four = choose(messages)
-        plant(engine, four)
-        report.add("building the run", "s", "", [time.perf_counter() - start])
-        report.add("bytes of the run", "MB", "", [size(folder) / 1e6])
-        flags = [["--rows"] if number and options.rows else [] for number in range(max(options.repeats, 2))]
-        runs = [audit(folder, *more) for more in flags]
-        for _, _, verdict, document in runs:
-            check(verdict, four)
-            assert document == runs[0][3], "a second audit says something else"
-        title = f"escrowmq audit, {messages:,} messages, {options.database}"
-        report.add(title, "s", "", [one[0] for one in runs])
-        report.add(f"{title}: a message", "us", "", [1e6 * one[0] / messages for one in runs])
-        report.add(f"{title}: processor time", "s", "", [one[1] for one in runs])
-    report.end()
+        root = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="escrowmq-bench-")))
+        for messages in (int(float(text)) for text in options.messages.split(",")):
+            folder = root / str(messages)
+            is_there = (folder / PREPARED).exists()
+            if not is_there:
+                shutil.rmtree(folder, ignore_errors=True)  # half of a run
+            folder.mkdir(parents=True, exist_ok=True)
+            with database(options.database, folder) as engine:
+                if not is_there:
+                    prepare(folder, messages, options.database, engine)
+                if not options.prepare:
+                    print(f"{messages:,} messages, {size(folder) / 1e9:.1f} GB, {options.database}", flush=True)
+                    show(messages, measure(folder, messages, options, engine))
+                    if options.database == "sqlite":
+                        print(f"  {messages:.0e}: the tables read once, no audit: {measure_floor(folder):.1f} s")
+            if not options.prepare and options.only is None:
+                shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

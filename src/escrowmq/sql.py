@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +24,13 @@ from escrowmq.spark.planning import OffsetRange, first_offsets, last_offsets, ra
 from escrowmq.wire import GROUP_ACT_VIEW_NAME
 
 _SIDE = "group:"
-_ARROW: dict[str, pa.DataType] = {
-    "string": pa.utf8(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "timestamp": pa.timestamp("us"),
-    "map<string,string>": pa.map_(pa.utf8(), pa.utf8()),
-    "binary": pa.binary(),
+MEMORY = "2GB"
+"""The most that a query holds in memory, for sorting, grouping and joining. Its result is streamed."""
+BATCH_ROWS = 8192
+_CONFIG: dict[str, Any] = {
+    **{"enable_external_access": False, "python_enable_replacements": False},
+    **{"memory_limit": MEMORY, "temp_directory": ""},  # nothing is written
 }
-_CONFIG = {"enable_external_access": False, "python_enable_replacements": False}
 _QUOTES = 'names with other characters than letters, digits and _ stand in "double quotes"'
 _SHOW_SCANS = "SET disabled_optimizers = 'filter_pushdown,statistics_propagation,empty_result_pullup'"
 """With these, a plan over empty tables has a scan of each table, with all columns that the query needs of it."""
@@ -66,7 +65,7 @@ class _Source:
     @property
     def schema(self) -> pa.Schema:
         """The chosen columns in Arrow."""
-        return pa.schema([(column.name, _ARROW[column.spark]) for column in self.chosen])
+        return columns.arrow_schema(self.chosen)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return pa.RecordBatchReader.from_batches(self.schema, self._read()).__arrow_c_stream__(requested_schema)
@@ -84,9 +83,16 @@ class _Source:
 
 
 def query(url: str, sql: str, options: Mapping[str, str] | None = None) -> pa.Table:
-    """Return the result of one SELECT over the brokers or the folder at ``url``. ``options`` are those of format
-    "escrow": timeout, tokenFile. Raises UNKNOWN_TOPIC, Misuse(BAD_ARGUMENT) with DuckDB's words for anything but a
-    SELECT that it can run, and the errors of reading."""
+    """Return the whole result of :func:`stream`, in memory. Raises as that."""
+    with stream(url, sql, options) as found:
+        return found.read_all()
+
+
+@contextmanager
+def stream(url: str, sql: str, options: Mapping[str, str] | None = None) -> Iterator[pa.RecordBatchReader]:
+    """Context manager: the result of one SELECT over the brokers or the folder at ``url``, in batches. ``options`` are
+    those of format "escrow": timeout, tokenFile. Raises UNKNOWN_TOPIC, Misuse(BAD_ARGUMENT) with DuckDB's words for
+    anything but a SELECT that it can run, also for one that needs more than MEMORY, and the errors of reading."""
     given = {**(options or {}), "url": absolute(url)}
     sources: dict[str, _Source] = {}
     try:
@@ -104,12 +110,17 @@ def query(url: str, sql: str, options: Mapping[str, str] | None = None) -> pa.Ta
             for name, source in sources.items():
                 database.register(name, source)
             _create_views(database, views)
-            return database.execute(sql).to_arrow_table()
-    except duckdb.Error as problem:
+            yield database.execute(sql).to_arrow_reader(BATCH_ROWS)
+    except (duckdb.Error, OSError, pa.ArrowException) as problem:  # in a later batch Arrow raises DuckDB's errors
+        if isinstance(problem, OSError) and problem.errno is not None:  # an error of the caller
+            raise
         if failed := next((one.problem for one in sources.values() if one.problem), None):
             raise failed from problem
         hint = _QUOTES if isinstance(problem, duckdb.CatalogException) else ""
-        raise Misuse(Code.BAD_ARGUMENT, str(problem).partition("\n\nLINE")[0].strip(), hint) from None
+        text = str(problem).partition("\n\n")[0].strip()
+        if "Out of Memory" in text:
+            hint = f"a query may use {MEMORY}: name fewer columns, or select with WHERE before sorting and joining"
+        raise Misuse(Code.BAD_ARGUMENT, text, hint) from None
 
 
 def _list_tables(database: duckdb.DuckDBPyConnection, sql: str) -> set[str]:

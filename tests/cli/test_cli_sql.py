@@ -3,15 +3,17 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from cli_runs import Run, Served
 
 import escrowmq as mq
+import escrowmq.sql
 from escrowmq.errors import Code, EscrowError
-from escrowmq.sql import query
+from escrowmq.sql import query, stream
 
 GROUPED = 'select tag, count(*) "n" from orders group by 1 order by 1'
 COUNTS = [{"tag": "a", "n": 2}, {"tag": "b", "n": 1}]
@@ -43,7 +45,32 @@ def test_a_topic_and_a_view_of_a_folder(run: Run, url: str) -> None:
     assert rest.lines == [{"n": 2}], "a table is read as often as it is named"
     cut = run("sql", "select key from orders order by key", "--json", "--limit", "2")
     assert cut.lines == [{"key": "0"}, {"key": "1"}]
-    assert "2 of 3 rows" in cut.err
+    assert "the first 2 rows" in cut.err
+    assert "--limit" not in run("sql", "select key from orders", "--limit", "3").err
+
+
+def test_a_result_is_streamed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from escrowmq.spark import brokers
+
+    fill(url)
+    read, reads = brokers.read, itertools.count()
+
+    def read_forever(*arguments: Any) -> Iterator[pa.RecordBatch]:
+        [batch] = read(*arguments)
+        while True:
+            next(reads)
+            yield batch
+
+    monkeypatch.setattr(brokers, "read", read_forever)
+    with stream(url, "select key from orders") as found:
+        assert {key for batch in itertools.islice(found, 3) for key in batch["key"].to_pylist()} <= {"0", "1", "2"}
+
+
+def test_a_query_that_needs_too_much_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(url)
+    monkeypatch.setitem(escrowmq.sql._CONFIG, "memory_limit", "20MB")
+    problem = refusal(url, "select range, hash(range) from range(10000000), orders order by 2")
+    assert (problem.code, "WHERE before sorting" in str(problem)) == (Code.BAD_ARGUMENT, True)
 
 
 def test_a_broker(run: Run, serve: Callable[..., Served]) -> None:

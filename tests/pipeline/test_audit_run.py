@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.demo.databases import COMMITTED, ORDER_COLUMNS, manifest
 from escrowmq.demo.orders import generate_orders
@@ -340,3 +341,27 @@ def test_a_manifest_says_at_once_what_is_wrong_with_it(tmp_path: Path, change: A
     (tmp_path / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(Misuse, match=told):
         run(tmp_path)
+
+
+@pytest.mark.verify
+def test_titles_and_totals_are_those_of_the_manifest(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker also has other topics, which other programs use."""
+    with mq.connect(f"file:{tmp_path / 'broker'}") as bus:
+        producer = bus.producer("shop", checker=lambda _: mq.UNKNOWN)
+        for topic, count in (("orders", 3), ("returns", 7)):
+            messages = [mq.Message(topic, b'{"units": 5}', key=f"o-{n}") for n in range(count)]
+            made = producer.prepare_batch(messages)
+            outcomes = [mq.COMMIT, *[mq.ROLLBACK] * (count - 1)]
+            assert producer.end_batch(made.transactions, outcomes).ok
+        producer.prepare("returns", b"{}", key="open")
+        producer.close()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.executescript("CREATE TABLE t (id TEXT PRIMARY KEY, units INT); INSERT INTO t VALUES ('o-0', 5)")
+    table = {"database": "shop.db", "table": "t", "id": "id"}
+    compared = {"expected": "topic:orders", "found": "table:t", "columns": ["units"]}
+    raw = {"title": "Orders of May", "log": "broker", "topics": ["orders"], "tables": {"t": table}}
+    (tmp_path / "manifest.json").write_text(json.dumps({**raw, "comparisons": [compared]}))
+    verdict = run(tmp_path)
+    assert (verdict.ids, verdict.transactions, verdict.committed, verdict.rolled_back) == (3, 3, 1, 2)
+    assert verdict.settled
+    assert "Orders of May" in (tmp_path / "report.html").read_text()

@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit.rows import portable_digest, portable_hash
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical
-from escrowmq.pipeline.sql.tables import absolute
+from escrowmq.pipeline.sql.tables import BATCH_ROWS, absolute
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, reflect_texts
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -312,6 +312,15 @@ def test_what_is_no_value_of_its_kind_stays_as_it_is(spark: SparkSession) -> Non
     padded = [[*its, *[None] * (width - len(its))] for its in NO_VALUES.values()]
     rows = [(f"{n}", *row) for n, row in enumerate(zip(*padded, strict=True))]
     assert on_spark(spark, list(NO_VALUES), rows) == rows
+
+
+def test_rows_of_sqlite_are_read_in_batches(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute("CREATE TABLE t (id TEXT)")
+        database.executemany("INSERT INTO t VALUES (?)", ((f"o-{n}",) for n in range(BATCH_ROWS + 1)))
+        database.commit()
+    read = TextRead(f"sqlite:///{tmp_path / 'x.db'}", "t", (Text("id", "text", "text"),))
+    assert [len(batch[0]) for batch in read.batches("", (None, None))] == [BATCH_ROWS, 1]
 
 
 def test_sqlite_values_of_other_types_are_texts(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
+    from escrowmq.pipeline.audit.verdict import Verdict
     from escrowmq.pipeline.coverage import Beginning, Coverage
     from escrowmq.pipeline.reconcile import Report, Side
     from escrowmq.pipeline.sweeps import Books, Swept, schedule
@@ -119,17 +120,40 @@ class _Manifest:
             raise typer.Exit(Exit.FINDING)
 
 
+@dataclass
+class _Auditing:
+    """How an audit is made, and what it writes."""
+
+    page: bool = Option(True, help="Also draw report.html.")
+    rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same.")
+    junit: Path | None = Option(None, metavar="FILE", help="Also write a JUnit file: a test case per comparison.")
+    sample: str | None = Option(None, metavar="PERCENT", help="Compare only so many ids, such as 1%, by their hash.")
+    state: Path | None = Option(None, metavar="FILE", help="Remember the log's sums: the next audit reads what is new.")
+    watch: float | None = time_option(None, "--watch", "Repeat the audit; --metrics serves the last result.")
+
+    def check(self, metrics: MetricsOptions) -> None:
+        """Raise Misuse(BAD_ARGUMENT) for options that do not fit together."""
+        if self.watch is not None and self.watch <= 0:
+            raise error(Code.BAD_ARGUMENT, f"--watch {self.watch:g}", "a time such as 15min")
+        if self.watch is None and metrics.metrics is not None:
+            raise error(Code.BAD_ARGUMENT, "--metrics without --watch", "a single audit ends too soon to be scraped")
+
+    def run(self, folder: Path, master: str | None) -> Verdict:
+        """Audit once, and write what is asked for."""
+        from escrowmq.pipeline.audit import run
+        from escrowmq.pipeline.audit.verdict import write_junit
+
+        with Console(stderr=True).status("audit") as status:
+            audited = run if master is None else partial(run, master=master)
+            audited = partial(audited, windows=0 if self.rows else None, sample=self.sample, state=self.state)
+            verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=self.page)
+        if self.junit is not None:
+            write_junit(self.junit, verdict)
+        return verdict
+
+
 def audit(
-    of: _Manifest,
-    json: Json = False,
-    page: bool = Option(True, help="Also draw report.html."),
-    rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same."),
-    junit: Path | None = Option(None, metavar="FILE", help="Also write a JUnit file: a test case per comparison."),
-    sample: str | None = Option(None, metavar="PERCENT", help="Compare only so many ids, such as 1%, by their hash."),
-    state: Path | None = Option(
-        None, metavar="FILE", help="Remember the log's sums: the next audit reads what is new."
-    ),
-    master: Master = None,
+    of: _Manifest, auditing: _Auditing, metrics: MetricsOptions, json: Json = False, master: Master = None
 ) -> None:
     """Compare databases and the broker's log by id and content, as manifest.json says; name every difference.
 
@@ -137,26 +161,35 @@ def audit(
     """
     if of.init or of.check:
         return of.prepare(json)
+    auditing.check(metrics)
     folder = of.folder
-    from escrowmq.demo.screen import show_verdict
-    from escrowmq.pipeline.audit import run
-    from escrowmq.pipeline.audit.verdict import write_junit
+    from escrowmq.pipeline.audit import watching
 
     if folder.is_dir():  # else it is no run folder
         check_folder(folder, "the run folder")
-    with Console(stderr=True).status("audit") as status:
-        audited = run if master is None else partial(run, master=master)
-        audited = partial(audited, windows=0 if rows else None, sample=sample, state=state)
-        verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
-    if junit is not None:
-        write_junit(junit, verdict)
-    if json:
-        print_json(verdict.to_json())
-    else:
-        show_verdict(console(), verdict)
-        notice(f"{folder / 'verdict.json'}" + (f"  {folder / 'report.html'}" if page else ""))
-    if not verdict.agrees:
-        raise typer.Exit(Exit.FINDING)
+    if auditing.watch is None:
+        verdict = auditing.run(folder, master)
+        _show_audited(verdict, folder, auditing.page, print_json if json else None)
+        if not verdict.agrees:
+            raise typer.Exit(Exit.FINDING)
+        return
+    stop, watched = threading.Event(), watching.Watched()
+    with stop_signals(stop.set), metrics.serve(lambda: watching.collector(watched)) as at:
+        notice(f"auditing every {auditing.watch:g} s{f', metrics at {at}' if at else ''}; Ctrl-C stops it")
+        show = partial(_show_audited, folder=folder, page=auditing.page, write=print_json_line if json else None)
+        watching.keep_auditing(lambda: auditing.run(folder, master), auditing.watch, stop, watched, show)
+
+
+def _show_audited(
+    verdict: Verdict, folder: Path, page: bool, write: Callable[[Mapping[str, Any]], None] | None
+) -> None:
+    from escrowmq.demo.screen import show_verdict
+
+    if write is not None:
+        write(verdict.to_json())
+        return
+    show_verdict(console(), verdict)
+    notice(f"{folder / 'verdict.json'}" + (f"  {folder / 'report.html'}" if page else ""))
 
 
 def report(

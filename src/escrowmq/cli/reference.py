@@ -81,6 +81,13 @@ _SWEEP_METRICS = """\
 `broken_off`.
 
 """
+_AUDIT_METRICS = """\
+## Repeated audits
+
+`escrowmq audit FOLDER --watch TIME --metrics HOST:PORT` serves these ([docs/audit.md](../audit.md#repeated-audits)).
+Watch `wrong_ids` and the age of `completed_seconds`.
+
+"""
 
 
 def settings_page() -> str:
@@ -127,6 +134,7 @@ def metrics_page() -> str:
     from escrowmq.compensation.statistics import metric_name
     from escrowmq.outbox.relay.metrics import BACKLOG
     from escrowmq.outbox.relay.metrics import METRICS as RELAY
+    from escrowmq.pipeline.audit.watching import METRICS as AUDITS
     from escrowmq.pipeline.sweeps.schedule import METRICS as SWEEPS
 
     def name(text: str, kind: str) -> str:
@@ -138,6 +146,7 @@ def metrics_page() -> str:
     ]
     repaired = [(name(metric_name(number), kind), kind, text) for number, (kind, text) in COMPENSATION.items()]
     swept = [(name(f"escrowmq_sweep_{number}", kind), kind, text) for number, (kind, text) in SWEEPS.items()]
+    audited = [(name(f"escrowmq_audit_{number}", kind), kind, text) for number, (kind, text) in AUDITS.items()]
     relayed = [(name(f"escrowmq_relay_{number}", kind), kind, text) for number, (kind, text) in RELAY.items()]
     relayed += [(f"`escrowmq_outbox_{number}`", "gauge", text) for number, text in BACKLOG.items()]
     heads = ("metric", "kind", "meaning")
@@ -148,6 +157,7 @@ def metrics_page() -> str:
         _RELAY_METRICS + _table(heads, relayed),
         _COMPENSATION_METRICS + _table(heads, repaired),
         _SWEEP_METRICS + _table(heads, swept),
+        _AUDIT_METRICS + _table(heads, audited),
     ]
     return "\n".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
@@ -26,25 +27,27 @@ def sql(
 
     Names that are not words stand in double quotes. Times are UTC. Nothing is changed, and no file is read.
     """
-    from escrowmq.sql import query
+    from escrowmq.sql import stream
 
     check_reachable(url)
-    found = query(url, select)
-    shown = found.slice(0, limit)
-    if json:
-        for row in _rows(shown):
-            print_json_line(row)
-    else:
-        print_table(found.column_names, (list(row.values()) for row in _rows(shown)), "no rows")
-    if found.num_rows > limit:
-        notice(f"{limit:,} of {found.num_rows:,} rows; --limit shows more")
+    with stream(url, select) as found:
+        rows = _rows(found)
+        shown = itertools.islice(rows, limit)
+        if json:
+            for row in shown:
+                print_json_line(row)
+        else:
+            print_table(found.schema.names, (list(row.values()) for row in shown), "no rows")
+        if next(rows, None) is not None:
+            notice(f"the first {limit:,} rows; --limit shows more")
 
 
-def _rows(table: Any) -> Iterator[dict[str, Any]]:
-    """Return rows with values for JSON: times as ISO 8601, bytes as text, and as hexadecimal digits those of ids and
+def _rows(batches: Any) -> Iterator[dict[str, Any]]:
+    """Yield rows with values for JSON: times as ISO 8601, bytes as text, and as hexadecimal digits those of ids and
     those that are not UTF-8."""
-    for row in table.to_pylist(maps_as_pydicts="lossy"):
-        yield {name: _plain(value, name.endswith("_id")) for name, value in row.items()}
+    for batch in batches:
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+            yield {name: _plain(value, name.endswith("_id")) for name, value in row.items()}
 
 
 def _plain(value: Any, is_id: bool) -> Any:

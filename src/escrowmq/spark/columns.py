@@ -20,6 +20,15 @@ from escrowmq.model import DecidedBy, TransactionState
 from escrowmq.settings import nearest
 
 _TEXT = "string"
+_ARROW: dict[str, pa.DataType] = {
+    _TEXT: pa.utf8(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "map<string,string>": pa.map_(pa.utf8(), pa.utf8()),
+    "binary": pa.binary(),
+}
+"""By Spark's name of the type."""
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 Make = Callable[[pa.RecordBatch, int], pa.Array]
 """Makes one column from a wire batch and the number of its shard."""
@@ -131,6 +140,11 @@ def choose(source: str, names: Sequence[str] | None) -> list[Column]:
 def spark_schema(chosen: Sequence[Column]) -> str:
     """Return the schema as Spark's DDL text."""
     return ", ".join(f"`{column.name}` {column.spark}" for column in chosen)
+
+
+def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
+    """Return the schema in Arrow, with times in UTC without a zone."""
+    return pa.schema([(column.name, _ARROW[column.spark]) for column in chosen])
 
 
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:

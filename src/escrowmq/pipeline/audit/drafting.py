@@ -79,7 +79,9 @@ def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str
                 notes.append(f"left out: table {found.table} has {found.where_id} of topic {topic}, not its id")
     for one in sampled:
         if not any(f"topic:{one.topic}" in (c["expected"], c["found"]) for c in raw["comparisons"]):
-            notes.append(f"no table has the ids of topic {one.topic}")
+            empty = not one.ids["message_id"]
+            what = f"topic {one.topic} is empty" if empty else f"no table has the ids of topic {one.topic}"
+            notes.append(what)
     if not raw["comparisons"]:
         raise Misuse(Code.BAD_ARGUMENT, "; ".join(notes) or "no topics", HINT)
     raw["comparisons"] += [

@@ -73,13 +73,15 @@ def run(
         if spark is None:
             on_step("starting Spark")
             spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
-        on_step("comparing by id and content")
+        on_step("planning")
         events = Events.read(folder / manifest.events if manifest.events else None)
         log = BrokerLog(spark, manifest.log_url, whole=not covered.incomplete)
         readings = Readings(spark, manifest, log, parts)
         if windows is None:
             windows = WINDOWS if rows > FEW_ROWS or state is not None else 0
-        verdict, pictures = audit(manifest, readings, events, covered, windows=windows, state=remembered)
+        verdict, pictures = audit(
+            manifest, readings, events, covered, windows=windows, state=remembered, progress=on_step
+        )
     verdict.write(folder)
     if remembered is not None:
         remembered.write()
@@ -97,6 +99,7 @@ def audit(
     *,
     windows: int = WINDOWS,
     state: State | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Verdict, Pictures]:
     """Compare all sides and measure the run. Only frames of a bounded size are collected. ``covered``: what the log no
     longer contains. ``windows`` (see :func:`escrowmq.pipeline.audit.comparing.tally_sides`) and ``state`` do not change
@@ -115,10 +118,13 @@ def audit(
         stack.enter_context(_without_compression(readings.spark))
         half = stack.enter_context(_persist(readings.read_half()))
         packed = stack.enter_context(_persist(timeline.pack(half, timeline.read_decisions(readings.log))))
+        progress("comparing checksums" if windows else "comparing all rows")
         done = stack.enter_context(tally_sides(sides, windows, tied))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_persist(wrong))
+        progress("measuring transactions")
         total = timeline.compute_totals(timeline.unpack(packed)).collect()[0]
+        progress("comparing the rows of windows that differ")
         kinds, sides_found = frames.count_ids(wrong, "kind"), _count_sides(manifest, done, wrong)
         found_rows = {c.found: side.found_rows for c, side in zip(manifest.comparisons, sides_found, strict=True)}
         verdict = Verdict(
@@ -140,6 +146,7 @@ def audit(
             differing=find_differing(readings, manifest.comparisons, labels, wrong),
             sample=show_sample(readings.sample),
         )
+        progress("counting over time")
         return verdict, Pictures.of(timeline.unpack(packed), half, wrong, total["first_us"], total["last_us"])
 
 

@@ -107,7 +107,7 @@ class SqlRead:
                 query = query.where(_OPERATORS[comparison](sa.column(key), bound))
         check_there(self.url, self.inode)
         with engines.opened(self.url) as engine, engine.connect() as connection:
-            for page in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
+            for page in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions(BATCH_ROWS):
                 named = zip(self.columns, kinds, zip(*page, strict=True), strict=True)
                 yield [self._make_array(*one) for one in named]
 

@@ -93,7 +93,7 @@ class TextRead:
                 sqlite: Any = connection.connection.driver_connection
                 sqlite.text_factory = bytes
             result = connection.execution_options(yield_per=BATCH_ROWS).execute(sa.text(query), values)
-            for page in result.partitions():
+            for page in result.partitions(BATCH_ROWS):  # without a size, SQLAlchemy 2.1 yields single rows
                 yield [_make_texts(column) for column in zip(*page, strict=True)]
 
     def read_sums(self, key: str, bounds: Bounds) -> list[pa.Array]:

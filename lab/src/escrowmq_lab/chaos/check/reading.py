@@ -126,4 +126,4 @@ def rows_in(connection: sa.Connection, table: sa.Table) -> int:
 
 
 def _partitions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Sequence[Any]]:
-    yield from connection.execution_options(yield_per=ROWS).execute(statement).partitions()
+    yield from connection.execution_options(yield_per=ROWS).execute(statement).partitions(ROWS)
