@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import escrowmq as mq
-from escrowmq.errors import Code, Unknown
+from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.pipeline.audit.verdict import Side, Verdict
 from escrowmq.pipeline.audit.watching import METRICS, Watched, collector, keep_auditing
 
@@ -41,7 +41,12 @@ def test_the_last_result_is_a_metric_and_an_error_does_not_end_the_watch() -> No
     assert 'escrowmq_audit_runs_total{result="agree"} 0.0' in scrape(watched)
     assert "escrowmq_audit_wrong_ids" not in scrape(watched), "nothing is known yet: not 0"
     broken = Unknown(Code.DISCONNECTED, "the broker is unavailable")
-    results: list[Verdict | Exception] = [verdict(), broken, OSError("disk"), verdict(lost=2, altered=1)]
+    results: list[Verdict | Exception] = [
+        verdict(),
+        broken,
+        Misuse(Code.FOLDER_IN_USE, "in use"),
+        verdict(lost=2, altered=1),
+    ]
 
     def audit() -> Verdict:
         result = results.pop(0)
@@ -67,11 +72,12 @@ def test_the_last_result_is_a_metric_and_an_error_does_not_end_the_watch() -> No
     assert set(METRICS) == set(watched.list_samples())
 
 
-def test_an_error_in_the_program_ends_the_watch() -> None:
+@pytest.mark.parametrize("problem", [TypeError("a bug"), Misuse(Code.BAD_ARGUMENT, "no manifest")])
+def test_an_error_in_the_program_or_the_manifest_ends_the_watch(problem: Exception) -> None:
     def audit() -> Verdict:
-        raise TypeError("a bug")
+        raise problem
 
-    with pytest.raises(TypeError):
+    with pytest.raises(type(problem)):
         keep_auditing(audit, 1, threading.Event(), Watched())
 
 

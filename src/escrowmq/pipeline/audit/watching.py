@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from escrowmq.errors import EscrowError
+from escrowmq.errors import EscrowError, Misuse
 from escrowmq.pipeline.audit.manifest import KINDS
 from escrowmq.pipeline.audit.verdict import Verdict
 
@@ -73,7 +73,9 @@ def keep_auditing(
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> None:
     """Audit at once, and then every ``every`` seconds from begin to begin, until ``stop`` is set. An audit that takes
-    longer is followed by the next at once. Errors of a broker or a database are logged and counted."""
+    longer is followed by the next at once. Errors of a broker or a database are logged and counted. Raises Misuse only
+    from the first audit: what is wrong with the manifest or the options."""
+    is_first = True
     while not stop.is_set():
         begun = time.monotonic()
         try:
@@ -81,8 +83,11 @@ def keep_auditing(
             watched.add(verdict, time.monotonic() - begun)
             on_verdict(verdict)
         except (EscrowError, OSError) as problem:
+            if is_first and isinstance(problem, Misuse):
+                raise
             watched.add(None, time.monotonic() - begun)
             _log.error("the audit was aborted; it is repeated in its turn: %s", problem)
+        is_first = False
         stop.wait(max(every - (time.monotonic() - begun), 0))
 
 
