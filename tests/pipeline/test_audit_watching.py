@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from prometheus_client import CollectorRegistry, generate_latest
 
 import escrowmq as mq
@@ -45,6 +46,7 @@ def test_the_last_result_is_a_metric_and_an_error_does_not_end_the_watch() -> No
         verdict(),
         broken,
         Misuse(Code.FOLDER_IN_USE, "in use"),
+        sa.exc.OperationalError("SELECT 1", {}, Exception("the database is away")),
         verdict(lost=2, altered=1),
     ]
 
@@ -62,7 +64,7 @@ def test_the_last_result_is_a_metric_and_an_error_does_not_end_the_watch() -> No
     for line in (
         'runs_total{result="agree"} 1.0',
         'runs_total{result="disagree"} 1.0',
-        "broken_off_total 2.0",
+        "broken_off_total 3.0",
         'wrong_ids{kind="lost"} 2.0',
         'wrong_ids{kind="orphaned"} 0.0',
         'differing_ids{comparison="shop.db orders → topic orders"} 3.0',
@@ -79,6 +81,18 @@ def test_an_error_in_the_program_or_the_manifest_ends_the_watch(problem: Excepti
 
     with pytest.raises(type(problem)):
         keep_auditing(audit, 1, threading.Event(), Watched())
+
+
+def test_an_error_after_the_signal_to_stop_is_none() -> None:
+    """The signal of `timeout` and systemd ends Spark's Java process too, in the middle of an audit."""
+    stop, watched = threading.Event(), Watched()
+
+    def audit() -> Verdict:
+        stop.set()
+        raise RuntimeError("the gateway of Java has ended")
+
+    keep_auditing(audit, 1, stop, watched)
+    assert "broken_off_total 0.0" in scrape(watched)
 
 
 @pytest.mark.spark

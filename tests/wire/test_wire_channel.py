@@ -2,6 +2,7 @@
 noticed.
 """
 
+import os
 import random
 import select
 import socket
@@ -141,6 +142,21 @@ def test_several_pieces_of_many_are_sent_in_order(ends):
     assert receive(near, sum(map(len, pieces))) == b"".join(pieces)
     sender.join()
     answering.join()
+
+
+@pytest.mark.parametrize("ends", ["tls"], indirect=True)
+def test_the_small_pieces_of_a_frame_are_one_tls_record(ends):
+    """Each record costs an encryption and a system call at both sides."""
+    near, far = ends
+    answering = beside(echo, far, 1)
+    send_all(near, [b"x"])
+    assert receive(near, 1) == b"x"
+    answering.join()
+    assert near.send([b"a" * 20, b"b" * 1000, b"c" * 8]) == 1028
+    with socket.socket(fileno=os.dup(far.fileno())) as raw:
+        waiting = raw.recv(1 << 16, socket.MSG_PEEK)
+    assert len(waiting) == 5 + int.from_bytes(waiting[3:5], "big"), "the head of a record, and its bytes"
+    assert receive(far, 1028) == b"a" * 20 + b"b" * 1000 + b"c" * 8
 
 
 def served(certificate, act):

@@ -122,7 +122,7 @@ class _Manifest:
 
 @dataclass
 class _Auditing:
-    """How an audit is made, and what it writes."""
+    """The options of an audit, and of the files that it writes."""
 
     page: bool = Option(True, help="Also draw report.html.")
     rows: bool = Option(False, "--rows", help="Read all rows, instead of checksums first; the verdict is the same.")

@@ -30,7 +30,9 @@ class Failures:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, float]] = {}  # count and time of the first, the latest address at the end
-        self._delayed: deque[float] = deque()  # times of the latest failures that are delayed, at most MOST_WAITING
+        self._delayed: deque[float] = deque(
+            maxlen=max(MOST_WAITING, 1)
+        )  # times of the latest failures that are delayed
         self._lock = threading.Lock()
         self._waiting = 0
 
@@ -44,8 +46,6 @@ class Failures:
                 del self._found[next(iter(self._found))]
             if self._found[source][0] > FREE_FAILURES:
                 self._delayed.append(now)
-                while len(self._delayed) > MOST_WAITING:
-                    self._delayed.popleft()
 
     def delay(self, source: str) -> float:
         """Return the seconds by which an address must wait."""
@@ -58,7 +58,7 @@ class Failures:
         failures are delayed already, whether or not their clients still wait for the refusal."""
         delay = self.delay(source)
         with self._lock:
-            is_full = len(self._delayed) >= max(MOST_WAITING, 1)
+            is_full = len(self._delayed) == self._delayed.maxlen
             return is_full and time.monotonic() - self._delayed[0] < delay
 
     async def wait(self, source: str) -> None:

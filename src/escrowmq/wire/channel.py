@@ -160,7 +160,7 @@ class PlainChannel(_SocketChannel):
 class TlsChannel(_SocketChannel):
     """A socket with TLS. The handshake runs while the first bytes are sent and received."""
 
-    __slots__ = ("_established", "_in", "_lock", "_object", "_out", "_raw", "_sending", "_waiting", "buffered")
+    __slots__ = ("_established", "_in", "_lock", "_object", "_out", "_sending", "_waiting", "buffered")
     tls = True
 
     def __init__(

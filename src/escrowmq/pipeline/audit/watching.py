@@ -73,8 +73,8 @@ def keep_auditing(
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> None:
     """Audit at once, and then every ``every`` seconds from begin to begin, until ``stop`` is set. An audit that takes
-    longer is followed by the next at once. Errors of a broker or a database are logged and counted. Raises Misuse only
-    from the first audit: what is wrong with the manifest or the options."""
+    longer is followed by the next at once. Errors are logged and counted. Raises only errors of the first audit, and of
+    these not the ones that pass (a broker is away): what is wrong with the manifest, the options or the program."""
     is_first = True
     while not stop.is_set():
         begun = time.monotonic()
@@ -82,11 +82,16 @@ def keep_auditing(
             verdict = audit()
             watched.add(verdict, time.monotonic() - begun)
             on_verdict(verdict)
-        except (EscrowError, OSError) as problem:
-            if is_first and isinstance(problem, Misuse):
+        except Exception as problem:  # a database that is away is an error of its driver, or of Spark
+            if stop.is_set():  # the signal to stop also ended Spark's Java process
+                _log.info("stopped during an audit: %s", problem)
+                return
+            known = isinstance(problem, EscrowError | OSError)
+            if is_first and (isinstance(problem, Misuse) or not known):
                 raise
             watched.add(None, time.monotonic() - begun)
-            _log.error("the audit was aborted; it is repeated in its turn: %s", problem)
+            text = "the audit was aborted; it is repeated in its turn: %s"
+            _log.error(text, problem, exc_info=None if known else problem)
         is_first = False
         stop.wait(max(every - (time.monotonic() - begun), 0))
 
