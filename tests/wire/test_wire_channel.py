@@ -148,9 +148,9 @@ def test_several_pieces_of_many_are_sent_in_order(ends):
 def test_the_small_pieces_of_a_frame_are_one_tls_record(ends):
     """Each record costs an encryption and a system call at both sides."""
     near, far = ends
-    answering = beside(echo, far, 1)
-    send_all(near, [b"x"])
+    sender, answering = beside(send_all, near, [b"x"]), beside(echo, far, 1)
     assert receive(near, 1) == b"x"
+    sender.join()
     answering.join()
     assert near.send([b"a" * 20, b"b" * 1000, b"c" * 8]) == 1028
     with socket.socket(fileno=os.dup(far.fileno())) as raw:
