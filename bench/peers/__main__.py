@@ -6,6 +6,8 @@ order. The figure of a work is the median over rounds, with the lowest and the h
 speaks of get ``--rounds``, the others ``--extra-rounds``. The figures are written to ``--json FILE`` after each run;
 ``--resume`` goes on from there, and what failed is tried again. RocketMQ needs a JDK (17 or newer) and Maven, which
 fetches it; FastMiniMQ a checkout of its source.
+
+``--grpc`` compares RocketMQ and EscrowMQ under one load program instead: RocketMQ's gRPC client in Java.
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+import grpc_client  # noqa: E402
 from _harness import machine  # noqa: E402
 from documents import fill, page  # noqa: E402
 from figures import Figures, Recovery  # noqa: E402
-from isolation import isolate, last_error  # noqa: E402
 from measuring import run, sync_ms  # noqa: E402
 from recovery import measure_memory, measure_recovery, running  # noqa: E402
 from seam import Missing, Peer, Running, Work  # noqa: E402
 from servers import peers  # noqa: E402
 from tables import report  # noqa: E402
-from works import WARM_UP, WORKS  # noqa: E402
+from works import GRPC_WORKS, WARM_UP, WORKS  # noqa: E402
+
+from escrowmq_lab.servers.isolation import isolate, last_error  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FAILURES = (RuntimeError, OSError, ValueError, Missing)
@@ -53,6 +57,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no run later than this")
     parser.add_argument("--peers", help="only these, by a part of the name, with commas; =NAME: by the whole name")
     parser.add_argument("--works", help="only works whose name contains one of these, with semicolons")
+    parser.add_argument("--grpc", action="store_true", help="RocketMQ's gRPC client, before RocketMQ and EscrowMQ")
     parser.add_argument("--fastminimq", type=Path, help="a checkout of FastMiniMQ's source")
     parser.add_argument("--folder", type=Path, help="where data folders are made (default: the temporary folder)")
     parser.add_argument(
@@ -80,14 +85,17 @@ class Bench:
         known = json.loads(given.json.read_text()) if given.resume else {}
         self.given = given
         self.works = [
-            work for work in WORKS if given.works is None or any(part in work.name for part in given.works.split(";"))
+            work
+            for work in (GRPC_WORKS if given.grpc else WORKS)
+            if given.works is None or any(part in work.name for part in given.works.split(";"))
         ]
         self.figures = Figures(given.body, known)
         self.recovery: list[dict[str, Any]] = list(known.get("recovery", ()))
         self.missing: dict[str, str] = {}
         self.until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
         self.began = time.time()
-        self.all = [peer for peer in peers(given.fastminimq) if _wanted(peer.name, given.peers)]
+        everybody = grpc_client.peers() if given.grpc else peers(given.fastminimq)
+        self.all = [peer for peer in everybody if _wanted(peer.name, given.peers)]
         self.present = [peer for peer in self.all if self._prepared(peer)]
 
     def _prepared(self, peer: Peer) -> bool:
@@ -159,7 +167,7 @@ class Bench:
         self.recovery = [one for one in self.recovery if not one["failure"]]
         for peer in self.present:
             undecided = 0 if peer.recovers else self.given.undecided
-            queued = 0 if peer.lacks(Work("", "queue")) else self.given.queued
+            queued = 0 if self.given.grpc or peer.lacks(Work("", "queue")) else self.given.queued
             if peer.name in done or not (undecided or queued) or time.monotonic() > self.until:
                 continue
             one = Recovery(peer.name)
@@ -184,6 +192,7 @@ class Bench:
         names = ("rounds", "extra_rounds", "seconds", "warm", "body")
         return {
             "benchmark": "peers",
+            "grpc": given.grpc,
             "machine": {**machine(), "host": platform.machine()},
             "settings": {name: getattr(given, name) for name in names},
             "time": time.time(),

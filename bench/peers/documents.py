@@ -8,12 +8,15 @@ from typing import Any
 from picture import picture
 from tables import absences, details, goals_table, peers_table, recoveries, report, where
 
+GRPC_BEGIN, GRPC_END = "<!-- grpc: written by bench/peers --grpc -->", "<!-- grpc: end -->"
 BEGIN, END = "<!-- peers: written by bench/peers -->", "<!-- peers: end -->"
 PICTURE = "peers.svg"
 
 
 def fill(root: Path, content: dict[str, Any]) -> list[Path]:
     """Write docs/speed.md and docs/peers.svg of a checkout. Returns what was written."""
+    if content["grpc"]:
+        return [place(root / "docs" / "speed.md", report(content), GRPC_BEGIN, GRPC_END)]
     speed = [
         where(content),
         goals_table(content),

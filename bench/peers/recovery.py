@@ -16,6 +16,7 @@ from seam import Peer, Running, Work
 OVERDUE_SECONDS = 8.0
 """After this all undecided half messages are due: both systems ask first after 6 s."""
 PATIENCE_SECONDS = 120.0
+PREPARING_CALLERS = 256
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def running(peer: Peer, parent: Path | None) -> Iterator[Running]:
 def measure_recovery(peer: Peer, found: Recovery, undecided: int, body: int, parent: Path | None) -> None:
     """Prepare, kill -9, wait until they are due, restart; then the first transaction, then all questions."""
     with running(peer, parent) as server:
-        run(peer, server, Work("prepare", "prepare", callers=64, rows=undecided), PATIENCE_SECONDS, body)
+        run(peer, server, Work("prepare", "prepare", callers=PREPARING_CALLERS, rows=undecided), PATIENCE_SECONDS, body)
         server.kill()
         time.sleep(OVERDUE_SECONDS)
         with loads(peer, server, Work("first", "first"), PATIENCE_SECONDS, 0, body) as (first,):

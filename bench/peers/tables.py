@@ -17,7 +17,7 @@ def report(content: dict[str, Any]) -> str:
     """All tables."""
     parts = [
         where(content),
-        goals_table(content),
+        "" if content["grpc"] else goals_table(content),
         peers_table(content),
         details(content),
         recoveries(content),
@@ -127,9 +127,9 @@ def recoveries(content: dict[str, Any]) -> str:
         return ""
     undecided = max((one["undecided"] or 0 for one in content["recovery"]), default=0)
     heads = ("peer", f"kill -9 with {undecided:,} undecided: to the first transaction", "all asked, then")
-    return _markdown(
-        (*heads, "bytes written per question", "memory after one message", "memory with messages queued"), rows
-    )
+    heads = (*heads, "bytes written per question", "memory after one message", "memory with messages queued")
+    shown = len(heads) if any(one["queued"] for one in content["recovery"]) else 4
+    return _markdown(heads[:shown], [row[:shown] for row in rows])
 
 
 def absences(content: dict[str, Any]) -> str:

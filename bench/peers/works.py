@@ -27,6 +27,8 @@ WORKS = (
     Work("16 threads", "threads", callers=16, goal=False),
     Work("256 threads", "threads", callers=256, goal=False),
 )
+GRPC_WORKS = tuple(work for work in WORKS if work.name in (ONE, THREADS_64))
+"""Those of RocketMQ's gRPC client (``--grpc``)."""
 UNITS = {"rate": "/s", "p10_ms": "p10, ms", "p50_ms": "p50, ms", "p99_ms": "p99, ms"}
 WARM_UP = Work("warm-up", "threads", callers=8)
 """What a server does before its first figure."""

@@ -1,11 +1,11 @@
-"""The Spark jobs as commands: ``escrowmq audit``, ``reconcile``, ``sweep`` and ``report``; also ``demo``."""
+"""The Spark jobs as commands: ``escrowmq audit``, ``sweep`` and ``report``; also ``demo``. ``reconcile`` has its own
+module."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,26 +17,21 @@ from typer import Argument, Option
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import (
     DEFAULT_URL,
-    PATIENCE,
     Brokers,
     Json,
     MetricsOptions,
     Url,
     admin_at,
-    broker_time,
     check_folder,
     check_reachable,
     choice_option,
     time_option,
 )
-from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
+from escrowmq.cli.printing import console, notice, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
-    from escrowmq.pipeline.audit.verdict import Verdict
-    from escrowmq.pipeline.coverage import Beginning, Coverage
-    from escrowmq.pipeline.reconcile import Report, Side
     from escrowmq.pipeline.sweeps import Books, Swept, schedule
 
 Master = Annotated[str | None, Option(help="A Spark cluster (spark://HOST:PORT) instead of this machine.")]
@@ -327,162 +322,3 @@ def _show_swept(found: Mapping[str, Swept], print_as_json: Callable[[Mapping[str
     for swept in found.values():
         for trans_id, problem in swept.alerts:
             notice(f"{trans_id}: {problem}")
-
-
-@dataclass
-class _Topics:
-    """The two topics that are compared, and how."""
-
-    url: Url
-    half: str = Option(..., help="The topic of the announced ids, or the view %half.")
-    commits: str = Option(..., help="The topic of what was committed.")
-    id: str = Option("key", help="Where a message's id is: key, body, message_id.")
-    half_id: str | None = Option(None, help="The same for --half, where it is another there.")
-    content: bool = Option(False, "--content", help="Compare bodies, too.")
-
-    def sides(self, spark: Any, *, stream: bool, whole: bool) -> list[Side]:
-        """Return the ids of both topics."""
-        from escrowmq.pipeline.reconcile import read_side
-
-        return [
-            read_side(spark, self.url, topic, kind, content=self.content, stream=stream, whole=whole)
-            for topic, kind in ((self.half, self.half_id or self.id), (self.commits, self.id))
-        ]
-
-
-@dataclass
-class _Findings:
-    """Which ids are findings, and where they are written."""
-
-    grace: float = time_option("10min", "--grace", "So long after it was announced an id may be without commit.")
-    settled_before: str | None = Option(None, metavar="TIME", help="Instead of --grace: a time, 2026-01-31T12:00:00Z.")
-    limit: int = Option(100, "--limit", "-n", min=0, help="Findings to name; --out has all.")
-    out: str | None = Option(None, metavar="DIR", help="Write all findings (Parquet) and report.json there.")
-
-
-@dataclass
-class _Stream:
-    """A comparison that continues."""
-
-    stream: bool = Option(False, "--stream", help="Continue, and print each finding when it is found.")
-    checkpoint: str | None = Option(None, metavar="DIR", help="With --stream: where its progress is stored.")
-    out_topic: str | None = Option(None, help="With --stream: the topic for findings, each once. Without it: printed.")
-    lateness: float = time_option("1min", "--lateness", "With --stream: how far topics may be apart in reading.")
-    once: bool = Option(False, "--once", help="With --stream: end after the messages that are stored now.")
-
-    def check(self) -> None:
-        """Raise Misuse(BAD_ARGUMENT) for options that do not fit together."""
-        if self.stream and self.checkpoint is None:
-            hint = "a folder; the same one resumes where it stopped"
-            raise error(Code.BAD_ARGUMENT, "--stream needs --checkpoint", hint)
-        for name in ("checkpoint", "out_topic", "once"):
-            if getattr(self, name) and not self.stream:
-                raise error(Code.BAD_ARGUMENT, f"--{name.replace('_', '-')} is of --stream")
-
-
-def reconcile(
-    topics: _Topics, findings: _Findings, streaming: _Stream, master: Master = None, json: Json = False
-) -> None:
-    """Compare the ids of two topics: announced or committed alone, or with different content.
-
-    Exit code 1 if there is a difference.
-    """
-    from escrowmq.pipeline.coverage import read_coverage
-    from escrowmq.pipeline.failures import unwrap_errors
-    from escrowmq.pipeline.reconcile import reconcile as compare
-    from escrowmq.pipeline.session import local_session
-
-    streaming.check()
-    if findings.out is not None and "://" not in findings.out:
-        check_folder(Path(findings.out), "--out")
-    check_reachable(topics.url)
-    before = None if streaming.stream else _before(findings.settled_before, findings.grace, topics.url)
-    with local_session("escrowmq reconcile", master=master) as spark, unwrap_errors():
-        if before is None:
-            return _run_stream(topics.sides(spark, stream=True, whole=False), topics.url, findings.grace, streaming)
-        seen = read_coverage(topics.url, [topics.half, topics.commits])
-        report = compare(
-            *topics.sides(spark, stream=False, whole=not seen.incomplete),
-            settled_before=before,
-            covered_from=_find_covered(seen.beginnings, findings.grace, before),
-            incomplete=seen.incomplete,
-            out=_absolute(findings.out),
-            most=findings.limit,
-        )
-    _show(report, seen, json)
-    if not report.agrees:
-        raise typer.Exit(Exit.FINDING)
-
-
-def _absolute(folder: str | None) -> str | None:
-    """Return the absolute path of a local folder (Java may have another working directory); a URL unchanged."""
-    return folder if folder is None or "://" in folder else str(Path(folder).absolute())
-
-
-def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
-    """Return the given time; else the grace time before now, by the clock of the broker that stored the messages."""
-    if text is None:
-        from escrowmq.client.admin import Admin
-        from escrowmq.connecting import connect
-
-        with connect(url, read_only=True) if url.startswith("file:") else connect(url) as bus:
-            now_us = broker_time(Admin(bus.router, PATIENCE))
-        return datetime.fromtimestamp(now_us / 1e6, UTC) - timedelta(seconds=grace_seconds)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise error(Code.BAD_ARGUMENT, f"--settled-before: {text!r}", "such as 2026-01-31T12:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _find_covered(begin: Sequence[Beginning], grace_seconds: float, before: datetime) -> datetime | None:
-    """Return the time from which both topics are complete: an id's counterpart is stored within the grace time. An
-    empty queue is complete up to ``before``."""
-    if not begin:
-        return None
-    ends_us = [before.timestamp() * 1e6 if one.since_us is None else one.since_us for one in begin]
-    return datetime.fromtimestamp(max(ends_us) / 1e6, UTC) + timedelta(seconds=grace_seconds)
-
-
-def _run_stream(sides: Sequence[Side], url: str, grace: float, options: _Stream) -> None:
-    """Print or send findings until the stream ends or is interrupted."""
-    from escrowmq.pipeline.reconcile import start, stream_findings
-    from escrowmq.pipeline.reconcile.frames import as_rows
-
-    def show(found: Side, _batch: int) -> None:
-        for row in as_rows(found).toLocalIterator():
-            print_json_line(row.asDict())
-
-    found = stream_findings(*sides, grace_seconds=grace, lateness_seconds=options.lateness)
-    topic, checkpoint = options.out_topic, _absolute(options.checkpoint) or ""
-    each = show if topic is None else None
-    query = start(found, checkpoint=checkpoint, url=url, topic=topic, each=each, once=options.once)
-    notice("reconciling the stored messages" if options.once else "reconciling; Ctrl-C ends it")
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
-
-
-def _show(report: Report, seen: Coverage, json: bool) -> None:
-    from escrowmq.pipeline.coverage import describe_beginnings
-
-    if seen.beginnings:
-        begin = describe_beginnings(seen.beginnings)
-        notice(f"the topics no longer have all messages: {begin}; earlier ids are not compared")
-    if seen.incomplete:
-        notice(f"the log may be incomplete: {seen.incomplete}")
-    if json:
-        return print_json(report.to_json())
-    rows = [
-        (one.kind, one.id, one.halves, one.commits, moment(one.first_seen_us), moment(one.last_seen_us))
-        for one in report.named
-    ]
-    if rows:
-        print_table(("kind", "id", ">half", ">commits", "first seen", "last seen"), rows, "")
-    counts = {kind: getattr(report, kind) for kind in ("missing", "unexpected", "differing", "nameless", "uncovered")}
-    rows_read = {"half rows": report.half_rows, "commit rows": report.commit_rows}
-    covered = {"covered from": report.covered_from} if report.covered_from else {}
-    print_facts({"ids": report.ids, **rows_read, **counts, "settled before": report.settled_before, **covered})
-    if report.agrees:
-        console().print("[green]both sides agree[/green]")

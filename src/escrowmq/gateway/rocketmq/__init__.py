@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from escrowmq.platform.extras import from_extra
 
 if TYPE_CHECKING:
+    from escrowmq.gateway.rocketmq.copying import RocketmqTopic, copy_topic
     from escrowmq.gateway.rocketmq.server import RocketmqOptions, beside, serve
 
 _PACKAGES = ("grpc", "google", "rocketmq")
 
-__all__ = ["RocketmqOptions", "beside", "serve"]
+__all__ = ["RocketmqOptions", "RocketmqTopic", "beside", "copy_topic", "serve"]
 
 __getattr__ = from_extra(
     __name__,
-    dict.fromkeys(__all__, "server"),
+    dict.fromkeys(__all__, "server") | dict.fromkeys(("RocketmqTopic", "copy_topic"), "copying"),
     needs=dict.fromkeys(_PACKAGES, "rocketmq"),
     who="the RocketMQ gateway",
 )

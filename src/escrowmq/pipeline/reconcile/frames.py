@@ -2,12 +2,14 @@
 
 A *side* has one row per sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type
 that can be compared; null: not known). *half* is what was announced, *commits* what became visible. Both become one
-frame and are grouped once, so that all four kinds cost one shuffle:
+frame and are grouped once, so that all kinds cost one shuffle:
 
 ===========  ==========================================================================
 missing      announced longer ago than the grace time, never committed
 unexpected   committed longer ago than the grace time, never announced
 differing    on both sides, with content that is not the same everywhere
+repeated     with ``copies``: on both sides with the same contents, one of them more often on one
+             side than on the other; ``differing`` are then ids with other contents
 nameless     rows without an id (counted; nothing can be said about them)
 uncovered    as missing or unexpected, but seen before both sides begin: what would match
              may have left its topic
@@ -25,7 +27,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 
-KINDS = ("missing", "unexpected", "differing", "nameless", "uncovered")
+KINDS = ("missing", "unexpected", "differing", "repeated", "nameless", "uncovered")
 
 
 def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
@@ -73,14 +75,19 @@ def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
     return together(half, commits).groupBy("id").agg(*make_aggregates())
 
 
-def make_aggregates() -> list[Column]:
-    """Return the aggregates over all sightings of one id."""
+def make_aggregates(*, copies: bool = False) -> list[Column]:
+    """Return the aggregates over all sightings of one id; with ``copies`` an id may have several contents, and each
+    should be on both sides equally often."""
+    digests = [f.array_sort(f.collect_list(f.when(f.col("half") == side, f.col("digest")))) for side in (1, 0)]
+    here, there = (f.array_distinct(one) for one in digests)
+    unlike = here != there if copies else f.min("digest") != f.max("digest")
     return [
         f.sum("half").alias("halves"),
         f.sum(1 - f.col("half")).alias("commits"),
         f.min("at").alias("first_seen"),
         f.max("at").alias("last_seen"),
-        (f.min("digest") != f.max("digest")).alias("unlike"),
+        unlike.alias("unlike"),
+        *([(digests[0] != digests[1]).alias("uneven")] if copies else []),
     ]
 
 
@@ -104,6 +111,8 @@ def judge(tallies: DataFrame, due: Column) -> DataFrame:
         .when((halves == 0) & due, "unexpected")
         .when((halves > 0) & (commits > 0) & f.col("unlike"), "differing")
     )
+    if "uneven" in tallies.columns:
+        kind = kind.when((halves > 0) & (commits > 0) & f.col("uneven"), "repeated")
     found = tallies.withColumn("kind", kind).where(f.col("kind").isNotNull())
     return found.select("kind", "id", "halves", "commits", "first_seen", "last_seen")
 

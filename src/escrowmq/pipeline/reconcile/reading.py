@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
@@ -29,11 +30,12 @@ def read_side(
     id: str = "key",
     *,
     content: bool = False,
+    digest: Callable[[str], Column] = f.xxhash64,
     stream: bool = False,
     whole: bool = False,
 ) -> DataFrame:
     """Read a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
-    body. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
+    body. ``digest`` computes it. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
     Messages of the view ``%half`` that were rolled back or expired are left out, because no commit is expected. Raises
     Misuse(BAD_ARGUMENT) for an unknown kind of id, and on use the errors of the source: Rejected(UNKNOWN_TOPIC),
     Unknown, ..."""
@@ -48,7 +50,7 @@ def read_side(
     rows = reader.format("escrow").options(**options).load(url)
     if topic == HALF_VIEW:
         rows = rows.where(~f.col("state").isin("rolled_back", "expired"))
-    digest = [f.xxhash64("body").alias("digest")] if content else []
+    digests = [digest("body").alias("digest")] if content else []
     text, in_hex = f.col(id).cast("string"), f.lower(f.hex(id))
     ids = {"key": text, "body": f.when(f.is_valid_utf8(text), text).otherwise(in_hex), "message_id": in_hex}
-    return rows.select(ids[id].alias("id"), f.col("stored").alias("at"), *digest)
+    return rows.select(ids[id].alias("id"), f.col("stored").alias("at"), *digests)

@@ -52,13 +52,14 @@ class Report:
     uncovered: int
     named: tuple[Finding, ...]
     covered_from: str | None = None
+    repeated: int = 0
     incomplete: str = ""
     """What a side may lack at its end, and why; empty if nothing is known to be missing."""
 
     @property
     def agrees(self) -> bool:
         """Return whether both sides have the same ids, with the same content."""
-        return not (self.missing or self.unexpected or self.differing or self.nameless)
+        return not (self.missing or self.unexpected or self.differing or self.repeated or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -73,6 +74,7 @@ def reconcile(
     settled_before: datetime,
     covered_from: datetime | None = None,
     incomplete: str = "",
+    copies: bool = False,
     out: str | None = None,
     most: int = MOST_NAMED,
 ) -> Report:
@@ -81,7 +83,8 @@ def reconcile(
     ``out`` is a folder, on any file system that Spark can write to, that gets ``findings`` as Parquet with every
     finding, and ``report.json``; earlier content is replaced. On a cluster all workers must see it; this is checked
     before and after writing. ``covered_from`` is the time from which both sides are complete (None: from their
-    beginning). ``incomplete`` is copied to the report: what a side may lack at its end. The same sides and
+    beginning). ``incomplete`` is copied to the report: what a side may lack at its end. With ``copies`` each
+    content of an id should be on both sides equally often. The same sides and
     ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
@@ -92,7 +95,7 @@ def reconcile(
     tallies = (
         _add_empty_row(together(half, commits))
         .groupBy("id")
-        .agg(*make_aggregates())
+        .agg(*make_aggregates(copies=copies))
         .observe(
             totals,
             f.count("id").alias("ids"),  # without the null id
