@@ -111,8 +111,7 @@ def peers() -> list[Peer]:
             "RocketMQ, half messages in RocksDB",
             answered,
             _SYNCED | _IN_ROCKSDB,
-            "SYNC_FLUSH, transRocksDBEnable=true and transWriteOriginTransHalfEnable=false, without which 5.5.0 does not "
-            "use it",
+            "SYNC_FLUSH, transRocksDBEnable=true, and transWriteOriginTransHalfEnable=false, which it needs",
         ),
         Proxy(
             "RocketMQ, not synced",

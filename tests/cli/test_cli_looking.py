@@ -13,7 +13,7 @@ import pytest
 from cli_runs import Run
 
 import escrowmq as mq
-from escrowmq.cli import jobs
+from escrowmq.cli import reconcile
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import broker_time
 from escrowmq.cli.printing import ago
@@ -126,7 +126,7 @@ def test_the_grace_of_a_reconciliation_is_counted_by_the_brokers_clock(
     with mq.connect(url) as bus:
         bus.producer("shop").send("orders", b"x")
     monkeypatch.setattr(jobs, "datetime", NoClock)
-    before = jobs._before(None, 600.0, url)
+    before = reconcile._before(None, 600.0, url)
     assert abs(time.time() - 600 - before.timestamp()) < 60
 
 

@@ -245,9 +245,7 @@ def _show(report: Report, seen: Coverage, json: bool, sides: tuple[str, str]) ->
         print_table(("kind", "id", *(f">{side}" for side in sides), "first seen", "last seen"), rows, "")
     kinds = ("missing", "unexpected", "differing", "repeated", "nameless", "uncovered")
     counts = {kind: getattr(report, kind) for kind in kinds}
-    rows_read = {
-        f"rows of {side}": rows for side, rows in zip(sides, (report.half_rows, report.commit_rows), strict=True)
-    }
+    rows_read = dict(zip((f"rows of {side}" for side in sides), (report.half_rows, report.commit_rows), strict=True))
     covered = {"covered from": report.covered_from} if report.covered_from else {}
     print_facts({"ids": report.ids, **rows_read, **counts, "settled before": report.settled_before, **covered})
     if report.agrees:

@@ -74,9 +74,7 @@ class RocketmqTopic:
         """Parse HOST:PORT/TOPIC. Raises Misuse(BAD_ARGUMENT)."""
         address, slash, topic = text.partition("/")
         if not (slash and topic and address.rpartition(":")[2].isdecimal()):
-            raise error(
-                Code.BAD_ARGUMENT, f"no RocketMQ topic: {text!r:.200}", "HOST:PORT/TOPIC, as 10.0.0.5:8081/orders"
-            )
+            raise error(Code.BAD_ARGUMENT, f"no RocketMQ topic: {text!r:.200}", "HOST:PORT/TOPIC")
         return cls(address, topic, group, access_key, secret_key)
 
 

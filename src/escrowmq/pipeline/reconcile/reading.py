@@ -35,8 +35,9 @@ def read_side(
     whole: bool = False,
 ) -> DataFrame:
     """Read a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
-    body. ``digest`` computes it. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
-    Messages of the view ``%half`` that were rolled back or expired are left out, because no commit is expected. Raises
+    body, as the function ``digest`` computes it. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may
+    lack the newest acknowledged messages. Messages of the view ``%half`` that were rolled back or expired are left out,
+    because no commit is expected. Raises
     Misuse(BAD_ARGUMENT) for an unknown kind of id, and on use the errors of the source: Rejected(UNKNOWN_TOPIC),
     Unknown, ..."""
     if id not in IDS:
