@@ -125,7 +125,7 @@ def test_the_grace_of_a_reconciliation_is_counted_by_the_brokers_clock(
 
     with mq.connect(url) as bus:
         bus.producer("shop").send("orders", b"x")
-    monkeypatch.setattr(jobs, "datetime", NoClock)
+    monkeypatch.setattr(reconcile, "datetime", NoClock)
     before = reconcile._before(None, 600.0, url)
     assert abs(time.time() - 600 - before.timestamp()) < 60
 

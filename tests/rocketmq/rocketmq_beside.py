@@ -1,5 +1,5 @@
-"""Compares a topic of a RocketMQ server with one of a broker: ``python rocketmq_beside.py real|gateway FOLDER``. A program
-of its own, because a real RocketMQ listens on every address and so gets a network of its own.
+"""Compares a topic of a RocketMQ server with one of a broker: ``python rocketmq_beside.py real|gateway
+FOLDER``. A program of its own, because a real RocketMQ listens on every address and so gets a network of its own.
 
 Prints one JSON object: {"absent": why}, or the reports of three comparisons. The first comparison is killed between
 writing its copy and acknowledging it, or close to that; the others go on with its copy.
@@ -13,33 +13,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from rocketmq_runs import RawClient  # noqa: E402
+from rocketmq_runs import RawClient
 
-import escrowmq as mq  # noqa: E402
-from escrowmq.gateway.rocketmq.protocol import definition  # noqa: E402
-from escrowmq_lab.servers import escrow, rocketmq  # noqa: E402
-from escrowmq_lab.servers.isolation import isolate, last_error  # noqa: E402
-from escrowmq_lab.servers.process import free_port  # noqa: E402
-from escrowmq_lab.servers.seam import Absent  # noqa: E402
+import escrowmq as mq
+from escrowmq.gateway.rocketmq.protocol import definition
+from escrowmq_lab.servers import escrow, rocketmq
+from escrowmq_lab.servers.isolation import isolate, last_error
+from escrowmq_lab.servers.process import free_port
+from escrowmq_lab.servers.seam import Absent
 
 COUNT = 60
-TOPIC = "orders"
+TOPIC, GROUP = "orders", "comparison"
 
 
 def main() -> None:
     kind, folder = sys.argv[1], Path(sys.argv[2])
     try:
-        with serving(kind, folder / "theirs") as address, escrow.serving(folder / "ours") as ours:
+        with serving(kind, folder / "theirs") as (address, begin), escrow.serving(folder / "ours") as ours:
             fill(address, ours.url)
+            begin()
             command = [sys.executable, "-m", "escrowmq", "reconcile", "--url", ours.url, "--json", "--grace", "0s"]
             command += ["--rocketmq", f"{address}/{TOPIC}", "--topic", TOPIC]
-            command += ["--group", "comparison", "--copy", str(folder / "copy")]
+            command += ["--group", GROUP, "--copy", str(folder / "copy")]
             kill_after_first_file([*command, "--quiet", "10s"], folder / "copy")
             print(json.dumps([reconcile(command), reconcile([*command, "--quiet", "6s"])]))
     except Absent as absent:
@@ -47,18 +48,21 @@ def main() -> None:
 
 
 @contextmanager
-def serving(kind: str, folder: Path) -> Iterator[str]:
-    """Serve a RocketMQ, or a broker of ours with a gateway; yields the address for RocketMQ clients."""
+def serving(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Serve a RocketMQ, or a broker of ours with a gateway. Yields the address for RocketMQ clients, and what makes the
+    group begin with the first message (docs/from-rocketmq.md)."""
     if kind == "real":
         if not isolate():
             raise Absent(f"RocketMQ listens on every address; a network of its own takes root ({last_error()})")
-        with rocketmq.serving(folder, heap="512m") as server:
+        # As with a topic that is larger than the broker's memory: a new group begins with the newest messages.
+        with rocketmq.serving(folder, settings={"initPopOffsetByCheckMsgInMem": "false"}, heap="512m") as server:
             server.create_topic(TOPIC, "NORMAL")
-            yield server.url
+            server.create_group(GROUP)
+            yield server.url, lambda: server.admin("resetOffsetByTime", "-g", GROUP, "-t", TOPIC, "-s", "0")
     else:
         address = f"127.0.0.1:{free_port()}"
         with escrow.serving(folder, "--rocketmq", address):
-            yield address
+            yield address, lambda: None
 
 
 def fill(address: str, url: str) -> None:
@@ -98,7 +102,7 @@ def kill_after_first_file(command: list[str], copy: Path) -> None:
 
 
 def reconcile(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     return {**json.loads(done.stdout), "notices": done.stderr}
 

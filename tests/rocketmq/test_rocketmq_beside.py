@@ -59,7 +59,7 @@ def test_a_copy_belongs_to_one_topic_and_group(tmp_path: Path) -> None:
     source = RocketmqTopic.parse(f"127.0.0.1:{free_port()}/orders", "comparison")
     with pytest.raises(Misuse, match="not empty"):
         copy_topic(source, tmp_path / "other")
-    with pytest.raises(Overloaded, match="RocketMQ at 127.0.0.1") as away:
+    with pytest.raises(Overloaded, match="RocketMQ at") as away:
         copy_topic(source, tmp_path / "copy")
     assert away.value.code is Code.BROKER_AWAY
     with pytest.raises(Misuse, match="has a copy of"):

@@ -36,8 +36,16 @@ class Rocketmq(Server):
 
     def create_topic(self, name: str, kind: str, queues: int = 8) -> None:
         """Create a topic for messages of one kind: NORMAL, FIFO, DELAY or TRANSACTION."""
-        where = ["-n", self.names, "-c", "DefaultCluster", "-t", name, "-r", str(queues), "-w", str(queues)]
-        run([*self.tool, "updateTopic", *where, "-a", f"+message.type={kind}"])
+        sizes = ["-r", str(queues), "-w", str(queues)]
+        self.admin("updateTopic", "-c", "DefaultCluster", "-t", name, *sizes, "-a", f"+message.type={kind}")
+
+    def create_group(self, name: str) -> None:
+        """Create a consumer group, which a gRPC client needs."""
+        self.admin("updateSubGroup", "-c", "DefaultCluster", "-g", name)
+
+    def admin(self, command: str, *words: str) -> None:
+        """Run a command of ``mqadmin``. Raises RuntimeError if it fails."""
+        run([*self.tool, command, "-n", self.names, *words])
 
 
 @contextlib.contextmanager

@@ -308,7 +308,11 @@ class _Client:
         except grpc.RpcError as problem:
             code, details = problem.code(), problem.details()  # type: ignore[attr-defined]
             what = f"RocketMQ at {self._address}: {code.name} {details}"
-            raise error(Code.BROKER_AWAY, what, "the address of its gRPC proxy, usually port 8081") from None
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise error(Code.BROKER_AWAY, what, "the address of its gRPC proxy, usually port 8081") from None
+            raise error(
+                Code.BAD_ARGUMENT, what, f"create the group: mqadmin updateSubGroup -g {self._source.group} ..."
+            ) from None
 
 
 _EVERYTHING = definition.FilterExpression(type=definition.TAG, expression="*")
