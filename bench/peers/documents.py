@@ -15,7 +15,7 @@ PICTURE = "peers.svg"
 
 def fill(root: Path, content: dict[str, Any]) -> list[Path]:
     """Write docs/speed.md and docs/peers.svg of a checkout. Returns what was written."""
-    if content["grpc"]:
+    if content.get("grpc"):
         return [place(root / "docs" / "speed.md", report(content), GRPC_BEGIN, GRPC_END)]
     speed = [
         where(content),

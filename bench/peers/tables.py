@@ -17,7 +17,7 @@ def report(content: dict[str, Any]) -> str:
     """All tables."""
     parts = [
         where(content),
-        "" if content["grpc"] else goals_table(content),
+        "" if content.get("grpc") else goals_table(content),
         peers_table(content),
         details(content),
         recoveries(content),

@@ -33,8 +33,10 @@ SETTINGS_AGAIN = (0.5, 2.0)
 MAX_TOPICS = 4096
 """Topics that one client may declare."""
 MAX_COMMANDS, MAX_COMMAND_BYTES = 1000, 8 << 20
-"""Commands that wait for one client, and their bytes: two check-backs about the largest messages. A check-back above is
-answered "unknown"."""
+"""Commands that wait for one client, and their bytes: two check-backs about the largest messages. A check-back above
+waits for room."""
+MAX_HELD_BYTES = 64 << 20
+"""Bytes of the check-backs that wait for room in one stream. A check-back above is answered "unknown"."""
 
 
 @dataclass(eq=False)
@@ -48,6 +50,8 @@ class Stream:
     """Send the settings again."""
     _commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     _bytes: int = 0
+    _held_bytes: int = 0
+    _room: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
     def waiting(self) -> int:
@@ -56,7 +60,21 @@ class Stream:
 
     def put(self, **command: Any) -> bool:
         """Queue a command for the client. Returns False if too many wait."""
+        return self._put(service.TelemetryCommand(status=OK, **command))
+
+    async def put_later(self, **command: Any) -> bool:
+        """Queue a command for the client when there is room. Returns False if too many wait for that."""
         made = service.TelemetryCommand(status=OK, **command)
+        if self._held_bytes + made.ByteSize() > MAX_HELD_BYTES:
+            return False
+        self._held_bytes += made.ByteSize()
+        try:
+            async with self._room:
+                return await self._room.wait_for(lambda: self._put(made))
+        finally:
+            self._held_bytes -= made.ByteSize()
+
+    def _put(self, made: Any) -> bool:
         if self.waiting >= MAX_COMMANDS or self._bytes + made.ByteSize() > MAX_COMMAND_BYTES:
             return False
         self._bytes += made.ByteSize()
@@ -67,6 +85,8 @@ class Stream:
         """Wait for the next command. Returns None at the end of the stream."""
         command = await self._commands.get()
         self._bytes -= 0 if command is None else command.ByteSize()
+        async with self._room:
+            self._room.notify()
         return command
 
     def stop_timers(self) -> None:
@@ -184,11 +204,13 @@ class Clients:
         command = service.RecoverOrphanedTransactionCommand(
             message=mapping.to_orphan(message), transaction_id=transaction
         )
-        if not fitting or not fitting[0].put(recover_orphaned_transaction_command=command):
+        if not fitting:
             return Outcome.UNKNOWN
         _, answer = self._pending.setdefault(transaction, (gateway, asyncio.get_running_loop().create_future()))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
+                if not await fitting[0].put_later(recover_orphaned_transaction_command=command):
+                    return Outcome.UNKNOWN
                 return await asyncio.shield(answer)
         except TimeoutError:
             _log.info("no answer from client %.80s about %s", fitting[0].client, transaction)
