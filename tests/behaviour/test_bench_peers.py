@@ -130,3 +130,22 @@ def test_a_peer_that_fails_stops_nothing(tmp_path: Path) -> None:
         ("16 threads", True),
     ]
     assert "did not start" in content["recovery"][0]["failure"]
+
+
+def test_the_grpc_client_commits_every_transaction_at_the_gateway() -> None:
+    flags = ("--grpc", "--peers", "=escrowmq", "--works", "64 threads", "--undecided", "0")
+    content = peers(*flags)
+    [peer] = content["peers"]
+    if peer["missing"]:
+        if os.environ.get("CI"):
+            pytest.fail(peer["missing"])
+        pytest.skip(peer["missing"])
+    [figure] = content["runs"]
+    assert (figure["work"], figure["peer"], figure["failed"]) == ("64 threads", "EscrowMQ", 0)
+    assert figure["rate"] > 0
+
+
+def test_a_machine_without_java_measures_no_grpc_client(tmp_path: Path) -> None:
+    content = peers("--grpc", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert [bool(peer["missing"]) for peer in content["peers"]] == [True] * 4
+    assert content["runs"] == content["recovery"] == []
