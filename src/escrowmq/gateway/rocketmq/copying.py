@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Queue
-from threading import Event
+from threading import Event, Timer
 from typing import Any
 
 import grpc
@@ -227,9 +227,7 @@ class _Client:
         try:
             self._sending.put(service.TelemetryCommand(settings=settings))
             with self._failures():
-                answers = self._stub.Telemetry(iter(self._sending.get, None), metadata=self._headers())
-                next(answer for answer in answers if answer.HasField("settings"))
-            self._answers = answers  # the stream stays open: the server forgets a client without one
+                self._await_settings()
         except BaseException:
             self.close()
             raise
@@ -240,6 +238,20 @@ class _Client:
             request = service.NotifyClientTerminationRequest(group=self._group)
             self._stub.NotifyClientTermination(request, metadata=self._headers(), timeout=CALL_SECONDS)
         self.close()
+
+    def _await_settings(self) -> None:
+        """Open the stream, which stays open because the server forgets a client without one, and wait for settings."""
+        self._answers = self._stub.Telemetry(iter(self._sending.get, None), metadata=self._headers())
+        late = Timer(CALL_SECONDS, self._answers.cancel)
+        late.start()
+        try:
+            for answer in self._answers:
+                if answer.HasField("settings"):
+                    return
+                _check("Telemetry", answer.status)
+            raise error(Code.BROKER_AWAY, f"RocketMQ at {self._address} ends the stream without settings")
+        finally:
+            late.cancel()
 
     def close(self) -> None:
         """Close the stream and the connection."""
@@ -308,13 +320,14 @@ class _Client:
         except grpc.RpcError as problem:
             code, details = problem.code(), problem.details()  # type: ignore[attr-defined]
             what = f"RocketMQ at {self._address}: {code.name} {details}"
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if code in _AWAY:
                 raise error(Code.BROKER_AWAY, what, "the address of its gRPC proxy, usually port 8081") from None
             raise error(
                 Code.BAD_ARGUMENT, what, f"create the group: mqadmin updateSubGroup -g {self._source.group} ..."
             ) from None
 
 
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _EVERYTHING = definition.FilterExpression(type=definition.TAG, expression="*")
 
 
