@@ -197,6 +197,7 @@ class Kind(IntEnum):
     CUT = 43
     FAILED = 44
     GROUP_LIMITED = 45
+    RECALLED = 46
 
 
 _STORED = _schema(
@@ -269,6 +270,7 @@ STORED: dict[Kind, pa.Schema] = {
     Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
     Kind.FAILED: _FAILED_RANGE,  # why deliveries of RETRIED failed
     Kind.GROUP_LIMITED: _schema(group=_INT32, limits=_UTF8),  # JSON of model.Limits
+    Kind.RECALLED: _schema(position=_INT64, delayed=_INT64),  # as RELEASED, of messages that never become visible
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

@@ -90,7 +90,10 @@ FAILURES = {Kind.FAILED: {"lease": 9, "start": 0, "count": 1, "cause": "naïve"}
 """Why attempts failed, "v1-failed"."""
 LIMITED = {Kind.GROUP_LIMITED: {"group": 1, "limits": '{"in_flight":50,"rate":100.0}'}}
 """Limits of a consumer group, "v1-limited"."""
+RECALLED = {Kind.RECALLED: {"position": 3, "delayed": 1}}
+"""A delayed message that never becomes visible, "v1-recalled"."""
 LATER = {
+    "v1-recalled": RECALLED,
     "v1-limited": LIMITED,
     "v1-failed": FAILURES,
     "v1-newer": NEWER,

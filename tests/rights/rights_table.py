@@ -61,6 +61,7 @@ SAMPLES = {
         ["act g"],
     ),
     "dead_letters.settle": ({"group": "g", "act": "discard", "items": []}, ["act g"]),
+    "messages.recall": ({"topic": "t", "message_id": "00" * 16}, ["send t"]),
     "view": ({"topic": "t", "id_or_key": "k"}, ["read t"]),
     "lookup": ({"key": "k", "topic": "t"}, ["read t"]),
     "standing": ({}, ["view"]),

@@ -112,8 +112,8 @@ class AlterTopic(Command):
 class DeleteTopic(Command):
     """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then at most
     ``limit`` transactions are rolled back by an operator, and the groups lose its queues. ``check``: validate only.
-    Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups", "dead_letters"}; not
-    "deleted": there are more transactions, repeat the command."""
+    Answer: {"name", "deleted" (False: repeat it), "queues", "messages", "delayed", "rolled_back", "groups",
+    "dead_letters"}."""
 
     name: str
     force: bool = False
@@ -190,12 +190,10 @@ class Part(Protocol):
     @property
     def session(self) -> int:
         """The epoch of the rows; 0: none."""
-        ...
 
     @property
     def first_id(self) -> tuple[int, int]:
         """SEND and PREPARE: instance and sequence for the first row without a message id; the next rows count on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +326,7 @@ class ResetGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup(Command):
-    """Pause ``topics`` for a consumer group (empty: all), or resume. Answer: what is paused: {"all", "topics",
-    "leased"}."""
+    """Pause ``topics`` for a consumer group (empty: all), or resume. Answer: {"all", "topics", "leased"}."""
 
     group: str
     topics: tuple[str, ...] = ()
@@ -346,8 +343,7 @@ class LimitGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup(Command):
-    """Delete a consumer group, if its number is ``number``; ``force``: although consumers hold messages. Answer:
-    counts."""
+    """Delete a consumer group, if its number is ``number``; ``force``: although it has leases. Answer: counts."""
 
     group: str
     number: int | None = None
@@ -401,8 +397,7 @@ class Leased:
 
 def nothing_leased() -> Leased:
     """Return the answer of a receive that found nothing."""
-    none = np.empty(0, np.int64)
-    return Leased(none, none, none, none, none)
+    return Leased(*[np.empty(0, np.int64)] * 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +414,14 @@ class Bury(Command):
 
     group: str
     rows: Sequence[tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Command):
+    """Drop the messages at ``positions`` that wait for their time in ``topic``. Answer: how many (int)."""
+
+    topic: str
+    positions: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +461,7 @@ class Retain(Command):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Command):
-    """Forget up to ``limit`` producer sessions last used before ``before_us``, except ``connected`` ones (epochs); see
-    ``transactions/writers.py``. Answer: how many (int)."""
+    """Forget ``limit`` producer sessions last used before ``before_us``, except ``connected`` ones. Answer: how many."""
 
     before_us: int
     connected: Int64s

@@ -161,6 +161,9 @@ class Ledger:
         commands.CommitBatch: lambda self, cmd, _: self.writers.decide_commit(cmd, self.rules),
         commands.Park: lambda self, cmd, _: self.checkback.decide_park(cmd),
         commands.Recheck: lambda self, cmd, _: self.checkback.decide_recheck(cmd.transactions),
+        commands.Recall: lambda self, cmd, _: self.delays.decide_recall(
+            cmd.positions, self.topics.queue_ids(cmd.topic)
+        ),
         commands.SettleDead: lambda self, cmd, _: self._consuming.decide_settle_dead(cmd),
         commands.EditDead: lambda self, cmd, _: decide_edit(
             cmd, self.groups, self.topics, self.dedup, self.rules, self.next_position
@@ -278,6 +281,7 @@ class Ledger:
         Kind.RELEASED: lambda self, batch, _, time_us: self._append(
             *self.delays.take(batch.column("delayed").to_numpy()), time_us
         ),
+        Kind.RECALLED: lambda self, batch, _, __: self.delays.take(batch.column("delayed").to_numpy()),
         Kind.TOPIC: lambda self, batch, _, __: self._keeping.apply_topic(batch),
         Kind.TOPIC_ALTERED: lambda self, batch, _, __: self.topics.apply_altered(batch),
         Kind.TOPIC_DELETED: lambda self, batch, position, _: self._keeping.apply_deleted(batch, position),

@@ -159,6 +159,7 @@ ACTIONS: dict[str, Needs] = {
     dead_letters.EDIT.name: _named(Access.ACT, "group"),
     dead_letters.SETTLE.name: _named(Access.ACT, "group"),
     messages.LOOKUP.name: _lookup,
+    messages.RECALL.name: _named(Access.SEND, "topic"),
     messages.VIEW.name: _topic,
     standing.ALL.name: _view,
     standing.OF_MESSAGE.name: _topic,

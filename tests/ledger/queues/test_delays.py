@@ -1,11 +1,13 @@
 """Delayed messages (I21): never early by the broker's clock, whatever they are, through replay and snapshots."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escrowmq.errors import Code, Rejected
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Tick
+from escrowmq.ledger.commands import Recall, Tick
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.model import COMMIT, ROLLBACK
 from escrowmq.testing.ledgers import LedgerDriver, wake_us
@@ -121,3 +123,69 @@ def test_i21_against_a_list(steps, data):
         assert driver.queue() == queue
         assert driver.ledger.delays.waiting == len(waiting)
         assert wake_us(driver.ledger, driver.now_us) == min((due for due, _ in waiting), default=NEVER_US)
+
+
+def recall(driver, *positions, topic="orders"):
+    return driver.do(Recall(topic, np.array(positions, np.int64)))
+
+
+def test_a_recalled_message_never_becomes_visible(driver):
+    first, second, third = driver.send(*({"delay_us": SECOND, "queue": 0} for _ in range(3)))
+    assert recall(driver, second["position"]) == 1
+    assert recall(driver, second["position"]) == 0
+    assert driver.ledger.delays.waiting == 2
+    driver.advance(1)
+    driver.tick()
+    assert driver.queue() == [first["position"], third["position"]]
+    assert recall(driver, first["position"]) == 0
+    assert wake_us(driver.ledger, driver.now_us) == NEVER_US
+
+
+def test_a_message_is_recalled_in_its_own_topic_only(driver):
+    [there] = driver.send({"topic": "elsewhere", "delay_us": SECOND})
+    driver.send({})
+    assert recall(driver, there["position"]) == 0
+    with pytest.raises(Rejected, match="UNKNOWN_TOPIC"):
+        recall(driver, there["position"], topic="nowhere")
+    driver.advance(1)
+    driver.tick()
+    assert driver.visible("elsewhere") == [there["position"]]
+
+
+def test_a_recalled_message_that_is_sent_again_is_a_repeat(driver):
+    row = {"delay_us": SECOND, "message_id": b"m" * 16}
+    [first] = driver.send(row)
+    recall(driver, first["position"])
+    [again] = driver.send(row)
+    assert (again["code"], again["position"]) == (Code.OK, first["position"])
+    driver.advance(2)
+    driver.tick()
+    assert driver.visible() == []
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "recall", "pause", "restart"]), st.integers(0, 5)), max_size=30))
+def test_recalls_against_a_list(steps):
+    """What was recalled in time is never visible, everything else at its time; also after a restart."""
+    driver = LedgerDriver(strict=False)
+    waiting: list[tuple[int, int]] = []
+    queue: list[int] = []
+    sent: list[int] = []
+    for step, number in steps:
+        if step == "send":
+            [answer] = driver.send({"delay_us": number + 1, "queue": 0})
+            waiting.append((driver.now_us + number + 1, answer["position"]))
+            sent.append(answer["position"])
+        elif step == "recall" and sent:
+            position = sent[number % len(sent)]
+            left = [one for one in waiting if one[1] != position]
+            assert recall(driver, position) == len(waiting) - len(left)
+            waiting = left
+        elif step == "pause":
+            driver.now_us += number
+        else:
+            driver.ledger = Ledger.restore(driver.ledger.shard, driver.ledger.snapshot())
+        driver.tick()
+        queue += [position for due, position in sorted(waiting) if due <= driver.now_us]
+        waiting = [one for one in waiting if one[0] > driver.now_us]
+        assert (driver.queue() if sent else []) == queue
+        assert driver.ledger.delays.waiting == len(waiting)

@@ -1,11 +1,13 @@
-"""Messages, looked up by id or key."""
+"""Messages, looked up by id or key, and recalled by id."""
 
 from __future__ import annotations
 
 from escrowmq.broker.actions.answering import answers
-from escrowmq.broker.reads.lookups import find_messages, view_message
+from escrowmq.broker.reads.lookups import find_messages, plain_positions, view_message
 from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
+from escrowmq.ledger.commands import Recall
 from escrowmq.model import message_id
 from escrowmq.wire.actions import messages
 
@@ -20,6 +22,18 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
         raise error(Code.BAD_REQUEST, "'message_id' or 'key' is missing")
     identity = None if text is None else message_id(text)
     return find_messages(engine, identity, key, request.get("topic"), request.get("limit", FOUND))
+
+
+@answers(messages.RECALL)
+def _recall(engine: Engine, request: messages.Recall) -> messages.Recalled:
+    """Decide by the ledger whether the message still waits. A repeat finds that its time has not come."""
+    positions = plain_positions(engine, request["topic"], message_id(request["message_id"]))
+    if engine.submit(Recall(request["topic"], positions)).result():
+        return {"already": False}
+    due_us = engine.log.salvage(positions, ["visible_us"])[0].column("visible_us").to_pylist()
+    if any(one is not None and one > engine.clock.now_us() for one in due_us):
+        return {"already": True}
+    raise error(Code.NOT_FOUND, "no message of this id waits for its time" + (": it became visible" if due_us else ""))
 
 
 @answers(messages.VIEW)

@@ -149,6 +149,13 @@ def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | No
     return found
 
 
+def plain_positions(engine: Readable, topic: str, message_id: bytes) -> Int64s:
+    """Return the positions of the plain messages of a topic with an id."""
+    parts = [positions for positions, _ in _matches(engine, _end(engine), message_id, None, topic)]
+    positions = np.concatenate([np.empty(0, np.int64), *parts])
+    return positions[np.asarray(engine.log.kind_at(positions)) == Kind.PLAIN]
+
+
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
     """Return the message of a topic with an id, or else the newest with a key, that was neither rolled back nor has
     expired. Corrupt(DAMAGED) if there is none, but a damaged message may be it."""

@@ -1,13 +1,16 @@
-"""Transactions by the message id that their producer chose: ``producer.commit("order-17")``."""
+"""Transactions and delayed messages by the id that their producer chose: ``producer.commit("order-17")``."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from contextlib import suppress
 
+from escrowmq.client.links.answers import away
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.model import TransactionId
+from escrowmq.model import message_id as id_of
 from escrowmq.wire.actions import messages, transactions
 
 AnyTransactionId = TransactionId | str | bytes
@@ -50,3 +53,25 @@ def transaction_of_message(router: Router, message_id: str, group: str | None, t
         text = f"{message_id!r} is the id of messages of {len(fitting)} transactions of {whose}"
         raise Misuse(Code.BAD_ARGUMENT, f"{text}: {', '.join(sorted(fitting))}", "name one of these transactions")
     return TransactionId.parse(fitting[0])
+
+
+def recall_message(router: Router, topic: str, message_id: str | bytes | uuid.UUID, timeout: float) -> bool:
+    """See :meth:`Producer.recall`. Blocks. Asks all brokers, because the receipt of a message does not name its own."""
+    deadline = time.monotonic() + timeout
+    call = messages.RECALL({"topic": topic, "message_id": id_of(message_id).hex()})
+
+    def ask(number: int) -> bool | Rejected:
+        try:
+            return not router.ask(number, call, deadline, longest=timeout)["already"]
+        except Rejected as problem:
+            if problem.code not in (Code.NOT_FOUND, Code.UNKNOWN_TOPIC):
+                raise
+            return problem
+
+    answers = router.every(ask, timeout)
+    done = [one for one in answers.values if not isinstance(one, Rejected)]
+    if done:
+        return any(done)
+    if answers.missing:
+        raise away(answers.missing, f"the delayed message {message_id!r} is at no broker that answers")
+    raise next(one for one in answers.values if isinstance(one, Rejected))

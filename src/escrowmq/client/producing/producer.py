@@ -20,6 +20,7 @@ Ends of transactions, per producer:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -32,7 +33,7 @@ from escrowmq.client.producing.checker import AnyChecker
 from escrowmq.client.producing.ending import require
 from escrowmq.client.producing.judging import name_of, outcome_of
 from escrowmq.client.producing.oneway import Confirm
-from escrowmq.client.producing.own_ids import AnyTransactionId
+from escrowmq.client.producing.own_ids import AnyTransactionId, recall_message
 from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
@@ -164,6 +165,16 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         """
         return await self._production.waiting.away(self._production.place, keys)
 
+    async def recall(self, topic: str, message_id: str | bytes | uuid.UUID) -> bool:
+        """Drop a delayed plain message, by its id, before its time has come: it never becomes visible. Returns when
+        that is durable; False if it was recalled before.
+
+        Raises Rejected(NOT_FOUND) if it has become visible, or there is none; Unknown without an answer in time: repeat
+        the call. A message of a transaction is rolled back instead.
+        """
+        production = self._production
+        return await production.waiting.away(recall_message, production.router, topic, message_id, production.timeout)
+
     # Transactions
 
     async def wait_until_listening(self, timeout: float = 10.0) -> bool:
@@ -287,6 +298,7 @@ class Producer(ProducerBase[Transaction], Closes):
 
     send = blocking(AsyncProducer.send)
     send_batch = blocking(AsyncProducer.send_batch)
+    recall = blocking(AsyncProducer.recall)
     place = blocking(AsyncProducer.place)
     wait_until_listening = blocking(AsyncProducer.wait_until_listening)
     send_in_transaction = blocking(AsyncProducer.send_in_transaction)

@@ -43,6 +43,7 @@ class Incoming(NamedTuple):
     client_id: str
     """The client's own message id, which the answer repeats."""
     transactional: bool
+    delayed: bool
 
 
 def name_of(resource: Any, code: int) -> str:
@@ -105,7 +106,7 @@ def to_message(given: Any, client: str) -> Incoming:
         check_immunity=immunity,
         message_id=identity,
     )
-    return Incoming(message, system.message_id, transactional)
+    return Incoming(message, system.message_id, transactional, kind == definition.DELAY)
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.options import ConsumerOptions, delay_us, subscription
-from escrowmq.errors import Code, EscrowError
+from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.producers import outcomes_of
@@ -140,7 +140,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
                     self.clients.transactional(gateway, one.message.topic)
                     self.clients.declare_sender(gateway, client, one.message.topic)
             results = await outcomes_of([self._send(gateway, one) for one in incoming])
-            entries = [_to_entry(one.client_id, result) for one, result in zip(incoming, results, strict=True)]
+            entries = [_to_entry(one, result) for one, result in zip(incoming, results, strict=True)]
             return service.SendMessageResponse(status=_overall(entries), entries=entries)
 
         return await self._answer(context, service.SendMessageResponse, answer)
@@ -150,6 +150,28 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         if not incoming.transactional:
             return await self.clients.plain(gateway).send(message)
         return await self.clients.transactional(gateway, message.topic).prepare(message)
+
+    async def RecallMessage(self, request: Any, context: Any) -> Any:
+        """Drop a delayed message by its handle; answered when that is durable. Repeats are harmless."""
+
+        async def answer(gateway: Gateway, client: str) -> Any:
+            topic = name_of(request.topic, Status.ILLEGAL_TOPIC)
+            try:
+                identity = bytes.fromhex(request.recall_handle)
+            except ValueError:
+                identity = b""
+            if len(identity) != 16:
+                raise Refusal(Status.BAD_REQUEST, f"{request.recall_handle!r:.80} is not a recall handle")
+            try:
+                await self.clients.plain(gateway).recall(topic, identity)
+            except Rejected as problem:
+                if problem.code is not Code.NOT_FOUND:
+                    raise
+                raise Refusal(Status.MESSAGE_NOT_FOUND, str(problem)) from None
+            message_id = mapping.client_message_id(identity)
+            return service.RecallMessageResponse(status=OK, message_id=message_id)
+
+        return await self._answer(context, service.RecallMessageResponse, answer)
 
     async def EndTransaction(self, request: Any, context: Any) -> Any:
         """Commit or roll back by id; answered when that is durable. Repeats are harmless, and any client may end."""
@@ -324,7 +346,7 @@ def _refuse(response: Any, name: str) -> Any:
     return call
 
 
-for _name in ("UpdateOffset", "GetOffset", "QueryOffset", "RecallMessage", "SyncLiteSubscription"):
+for _name in ("UpdateOffset", "GetOffset", "QueryOffset", "SyncLiteSubscription"):
     setattr(MessagingService, _name, _refuse(getattr(service, f"{_name}Response"), _name))
 
 
@@ -340,12 +362,15 @@ def _invisible(duration: Any) -> float:
     return seconds
 
 
-def _to_entry(client_id: str, result: Receipt | EscrowError) -> Any:
+def _to_entry(sent: mapping.Incoming, result: Receipt | EscrowError) -> Any:
     if isinstance(result, EscrowError):
-        return service.SendResultEntry(status=status_of(result), message_id=client_id)
-    transaction = "" if result.transaction_id is None else str(result.transaction_id)
+        return service.SendResultEntry(status=status_of(result), message_id=sent.client_id)
     return service.SendResultEntry(
-        status=OK, message_id=client_id, transaction_id=transaction, offset=result.offset or 0
+        status=OK,
+        message_id=sent.client_id,
+        transaction_id="" if result.transaction_id is None else str(result.transaction_id),
+        offset=result.offset or 0,
+        recall_handle=result.message_id.hex() if sent.delayed else "",
     )
 
 

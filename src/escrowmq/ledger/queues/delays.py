@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, locate, with_zeros
 from escrowmq.ledger.columns.schedule import DueIndex
-from escrowmq.ledger.events import Event, event_of
+from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.schemas import Kind
 
 
@@ -45,8 +45,17 @@ class Delays:
             return []
         return [event_of(Kind.RELEASED, self._rows["position"][ordinals - self._rows.first], ordinals)]
 
+    def decide_recall(self, positions: Int64s, queue_ids: Sequence[int]) -> Decision:
+        """Drop the messages at these positions that wait in these queues."""
+        rows = np.flatnonzero(np.isin(self._rows["position"], positions))
+        rows = rows[self._rows["waiting"][rows] & np.isin(self._rows["queue_id"][rows], queue_ids)]
+        if not len(rows):
+            return Decision((), 0)
+        event = event_of(Kind.RECALLED, self._rows["position"][rows], rows + self._rows.first)
+        return Decision((event,), len(rows))
+
     def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s, Int32s]:
-        """Remove released messages. Returns their positions, queue ids, tags and sizes."""
+        """Remove released or recalled messages. Returns their positions, queue ids, tags and sizes."""
         rows = ordinals - self._rows.first
         names = ("position", "queue_id", "tag", "size")
         positions, queue_ids, tags, sizes = (self._rows[name][rows].copy() for name in names)

@@ -4,7 +4,8 @@ Rules:
 
 1. Offsets of a queue rise by one and are never reused (I16), also not when a topic of the same name is created again
    (``topics.py``); rows are only added at the end (I18).
-2. A plain message is appended when it is applied, a half message with its COMMIT, a delayed one with its release.
+2. A plain message is appended when it is applied, a half message with its COMMIT, a delayed one with its release
+   (or never, if it is recalled).
 3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``keeping.py``).
 4. The time at which offsets became visible, and the bytes before them, are noted once for all of one time.
 """

@@ -1,4 +1,4 @@
-"""Look-ups of single messages."""
+"""Look-ups of single messages, and the recall of a delayed one."""
 
 from __future__ import annotations
 
@@ -84,6 +84,25 @@ class Viewed(TypedDict):
     message: Annotated[FoundMessage | None, "null: none, rolled back or expired"]
 
 
+class Recall(TypedDict):
+    """A delayed message by its id."""
+
+    topic: TopicName
+    message_id: Annotated[str, "32 hex digits, or the text that it is derived from"]
+
+
+class Recalled(TypedDict):
+    """The message never becomes visible."""
+
+    already: Annotated[bool, "it was recalled before"]
+
+
+RECALL = Action(
+    "messages.recall",
+    Recall,
+    Recalled,
+    "Drop a delayed plain message. `NOT_FOUND`: there is none, or it became visible.",
+)
 VIEW = Action(
     "view", View, Viewed, "The message of an id, or the newest of a key: prepared, committed or plain.", reads_only=True
 )
