@@ -33,6 +33,7 @@ class Client:
             )
         self._answers: Queue[dict[str, Any]] = Queue()
         self.checks: Queue[str] = Queue()
+        self.pushed: Queue[dict[str, Any]] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
         assert self.answer() == {"ready": True}
 
@@ -44,6 +45,8 @@ class Client:
             answer = json.loads(line)
             if "check" in answer:
                 self.checks.put(answer["check"])
+            elif "pushed" in answer:
+                self.pushed.put(answer["pushed"])
             else:
                 self._answers.put(answer)
         self._answers.put({"error": "the program ended"})

@@ -16,6 +16,8 @@ from escrowmq_lab.servers import escrow
 
 NO_STREAM_AFTER_A_RESTART = ("go", "rust")
 """Clients that do not open their stream again within PATIENCE after a restart (docs/rocketmq.md)."""
+WITHOUT_RUST = pytest.mark.parametrize("run", [one for one in LANGUAGES if one != "rust"], indirect=True)
+"""For what the Rust client does not have."""
 pytestmark = pytest.mark.timeout(1200)  # the first test of a language builds its program
 
 
@@ -111,6 +113,52 @@ def test_what_is_not_acknowledged_comes_again(run: Run) -> None:
         found = client.ask("receive", max=1, invisible=10)["messages"]
     (got,) = client.receive(1)
     assert (found[0]["attempt"], got["attempt"], got["id"]) == (1, 2, found[0]["id"])
+
+
+@WITHOUT_RUST
+def test_a_delayed_message_is_recalled(run: Run) -> None:
+    client = run()
+    sent = client.ask("send", body="recalled", delay=6.0)
+    client.ask("send", body="kept", delay=6.0)
+    assert client.ask("recall", handle=sent["handle"])["id"] == sent["id"]
+    assert [one["body"] for one in client.receive(1)] == ["kept"]
+    assert client.is_empty()
+    client.request("recall", handle="00" * 16)
+    assert "error" in client.answer()
+
+
+@WITHOUT_RUST
+def test_a_push_consumer_gets_a_message_again_that_it_failed(run: Run, bus: mq.Bus, topic: str, eventually: Any) -> None:
+    client = run("")
+    client.ask("push", group="pushed", failures=1)
+    sent = client.ask("send", body="push", keys=["k"], tag="t", properties={"a": "b"})
+    for attempt in (1, 2):
+        got = client.pushed.get(timeout=PATIENCE)
+        assert (got["id"], got["attempt"], got["body"]) == (sent["id"], attempt, "push")
+        assert (got["keys"], got["tag"], got["properties"]) == (["k"], "t", {"a": "b"})
+    eventually(lambda: is_settled(bus, topic), PATIENCE)
+    assert client.pushed.empty()
+    assert client.ask("stop") == {"ok": True}
+
+
+@WITHOUT_RUST
+def test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter(run: Run, bus: mq.Bus, topic: str, eventually: Any) -> None:
+    client = run("")
+    client.ask("push", group="pushed", failures=99)
+    eventually(lambda: [one for one in bus.admin.groups() if one["name"] == f"pushed.{topic}"], PATIENCE)
+    bus.admin.alter_group(f"pushed.{topic}", max_attempts=2)
+    sent = client.ask("send", body="never")
+    assert [client.pushed.get(timeout=PATIENCE)["attempt"] for _ in range(2)] == [1, 2]
+    eventually(lambda: is_settled(bus, topic), PATIENCE)
+    (letter,) = bus.admin.dead_letters(f"pushed.{topic}")
+    assert (letter["attempts"], f"01{letter['message_id']}") == (2, sent["id"].lower())
+    assert client.pushed.empty()
+
+
+def is_settled(bus: mq.Bus, topic: str) -> bool:
+    """Return whether the group of push consumers has no unfinished message."""
+    (group,) = [one for one in bus.admin.groups() if one["name"] == f"pushed.{topic}"]
+    return not any(queue[name] for queue in group["queues"] for name in ("waiting", "leased", "retrying"))
 
 
 def restart(start: Start, gateway: GatewayProcess) -> None:

@@ -31,6 +31,7 @@ CALLS: dict[str, list[tuple[str, list[str]]]] = {
         ("plain", ["produce rocketmq", "send t"]),
         ("transaction", ["produce rocketmq.t", "send t"]),
     ],
+    "RecallMessage": [("", ["send t"])],
     "EndTransaction": [("", ["produce rocketmq.t"])],
     "ReceiveMessage": [("", ["consume g.t", "read t"])],
     "AckMessage": [("", ["consume g.t"])],
@@ -39,7 +40,7 @@ CALLS: dict[str, list[tuple[str, list[str]]]] = {
 }
 """By method: kinds of requests, each with the rights that it needs in the order of their refusal. Without one it tells
 nothing of the broker and changes nothing of other keys; it is open to all but wrong signatures."""
-REFUSED = {"GetOffset", "PullMessage", "QueryOffset", "RecallMessage", "SyncLiteSubscription", "UpdateOffset"}
+REFUSED = {"GetOffset", "PullMessage", "QueryOffset", "SyncLiteSubscription", "UpdateOffset"}
 """What the gateway answers with NOT_IMPLEMENTED."""
 GONE = {"t": "gone", "g.t": "gone.gone", "rocketmq.t": "rocketmq.gone"}
 CASES = [
@@ -114,6 +115,8 @@ class World:
         elif name == "EndTransaction":
             request.transaction_id = self.transaction[:8] + ABSENT[8:] if absent else self.transaction
             request.resolution = definition.COMMIT
+        elif name == "RecallMessage":
+            request.recall_handle = "00" * 16
         elif name == "AckMessage":
             request.entries.add(receipt_handle=self.handle)
         elif "receipt_handle" in request.DESCRIPTOR.fields_by_name:

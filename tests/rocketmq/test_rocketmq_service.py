@@ -126,6 +126,53 @@ def test_a_delayed_message(raw: RawClient, topic: str) -> None:
     assert time.time() >= due - 0.01
 
 
+def delayed(raw: RawClient, topic: str, seconds: float, body: bytes = b"body") -> Any:
+    """Send a delayed message; returns the entry of the answer."""
+    message = raw.message(topic, body, message_type=definition.DELAY)
+    message.system_properties.delivery_timestamp.FromMilliseconds(round((time.time() + seconds) * 1000))
+    answer = raw.send(message)
+    assert code_of(answer) == "OK"
+    return answer.entries[0]
+
+
+def recall(raw: RawClient, topic: str, handle: str) -> Any:
+    request = service.RecallMessageRequest(topic=definition.Resource(name=topic), recall_handle=handle)
+    return raw.call("RecallMessage", request)
+
+
+def test_a_delayed_message_is_recalled_through_any_gateway(connect: Connect, start: Start, topic: str) -> None:
+    first = start()
+    raw = connect(first.ready["rocketmq"])
+    sent, kept = delayed(raw, topic, 2.0), delayed(raw, topic, 2.0, b"kept")
+    assert sent.recall_handle
+    first.kill()
+    raw = connect(start().ready["rocketmq"])
+    for _ in range(2):
+        answer = recall(raw, topic, sent.recall_handle)
+        assert (code_of(answer), answer.message_id) == ("OK", sent.message_id)
+    assert bodies(raw.receive("cart", topic)) == [b"kept"]
+    assert raw.receive("cart", topic, wait=1.0) == []
+    late = recall(raw, topic, kept.recall_handle)
+    assert (code_of(late), "visible" in late.status.message) == ("MESSAGE_NOT_FOUND", True)
+
+
+def test_recalls_that_are_refused(raw: RawClient, topic: str) -> None:
+    handle = delayed(raw, topic, 3600.0).recall_handle
+    raw.send(raw.message(f"{topic}-other"))
+    for where, given, expected in (
+        (topic, "", "BAD_REQUEST"),
+        (topic, "x" * 32, "BAD_REQUEST"),
+        (topic, uuid.uuid4().hex, "MESSAGE_NOT_FOUND"),
+        (f"{topic}-other", handle, "MESSAGE_NOT_FOUND"),
+        (f"{topic}-none", handle, "TOPIC_NOT_FOUND"),
+        ("a.b", handle, "ILLEGAL_TOPIC"),
+    ):
+        assert code_of(recall(raw, where, given)) == expected, (where, given)
+    plain = raw.send(raw.message(topic)).entries[0]
+    assert plain.recall_handle == ""
+    assert code_of(recall(raw, topic, handle)) == "OK"
+
+
 def test_tags_filter(raw: RawClient, topic: str) -> None:
     for tag in ("a", "b", "c"):
         raw.send(raw.message(topic, tag.encode(), tag=tag))
@@ -345,8 +392,11 @@ def test_the_topics_of_transactions_are_bounded(start: Start, connect: Connect, 
 
 
 def test_calls_that_are_not_supported_say_so(raw: RawClient) -> None:
-    assert code_of(raw.call("RecallMessage", service.RecallMessageRequest())) == "NOT_IMPLEMENTED"
-    assert code_of(raw.call("GetOffset", service.GetOffsetRequest())) == "NOT_IMPLEMENTED"
+    for name in ("GetOffset", "QueryOffset", "UpdateOffset", "SyncLiteSubscription"):
+        assert code_of(raw.call(name, getattr(service, f"{name}Request")())) == "NOT_IMPLEMENTED"
+    with pytest.raises(grpc.RpcError) as raised:
+        list(raw.call("PullMessage", service.PullMessageRequest()))
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_bytes_that_are_no_protocol_harm_nobody(raw: RawClient, topic: str) -> None:

@@ -28,6 +28,8 @@ type request struct {
 	Delay      float64           `json:"delay"`
 	Max        int32             `json:"max"`
 	Invisible  int               `json:"invisible"`
+	Handle     string            `json:"handle"`
+	Failures   int32             `json:"failures"`
 }
 
 type answer = map[string]any
@@ -83,6 +85,25 @@ type program struct {
 	consumer    client.SimpleConsumer
 	transaction client.Transaction
 	received    []*client.MessageView
+	pushing     []client.PushConsumer
+}
+
+func (p *program) push(group string, failures int32) error {
+	listener := &client.FuncMessageListener{Consume: func(message *client.MessageView) client.ConsumerResult {
+		show(answer{"pushed": fieldsOf(message)})
+		if message.GetDeliveryAttempt() <= failures {
+			return client.FAILURE
+		}
+		return client.SUCCESS
+	}}
+	all := map[string]*client.FilterExpression{p.topic: client.SUB_ALL}
+	made, err := client.NewPushConsumer(configuration(group), client.WithPushAwaitDuration(5*time.Second),
+		client.WithPushSubscriptionExpressions(all), client.WithPushMessageListener(listener))
+	if err != nil {
+		return err
+	}
+	p.pushing = append(p.pushing, made)
+	return made.Start()
 }
 
 func (p *program) do(asked request) (answer, error) {
@@ -95,7 +116,12 @@ func (p *program) do(asked request) (answer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return answer{"id": receipts[0].MessageID}, nil
+		return answer{"id": receipts[0].MessageID, "handle": receipts[0].RecallHandle}, nil
+	case "recall":
+		id, err := p.producer.Recall(ctx, p.topic, asked.Handle)
+		return answer{"id": id}, err
+	case "push":
+		return done, p.push(*asked.Group, asked.Failures)
 	case "half":
 		p.transaction = p.producer.BeginTransaction()
 		receipts, err := p.producer.SendWithTransaction(ctx, messageOf(asked, p.topic), p.transaction)
@@ -131,6 +157,9 @@ func (p *program) do(asked request) (answer, error) {
 		if p.consumer != nil {
 			err = errors.Join(err, p.consumer.GracefulStop())
 		}
+		for _, one := range p.pushing {
+			err = errors.Join(err, one.GracefulStop())
+		}
 		return done, err
 	}
 }
@@ -141,26 +170,25 @@ func must(err error) {
 	}
 }
 
+func configuration(group string) *client.Config {
+	return &client.Config{Endpoint: os.Args[1], ConsumerGroup: group, Credentials: &credentials.SessionCredentials{}}
+}
+
 func main() {
 	topic, group, check := os.Args[2], os.Args[3], os.Args[4]
 	client.EnableSsl = false
 	resolution := map[string]client.TransactionResolution{"commit": client.COMMIT, "rollback": client.ROLLBACK}[check]
-	configuration := func() *client.Config {
-		return &client.Config{
-			Endpoint: os.Args[1], ConsumerGroup: group, Credentials: &credentials.SessionCredentials{},
-		}
-	}
 	checker := &client.TransactionChecker{Check: func(message *client.MessageView) client.TransactionResolution {
 		show(answer{"check": message.GetMessageId()})
 		return resolution
 	}}
 	p := &program{topic: topic}
 	var err error
-	p.producer, err = client.NewProducer(configuration(), client.WithTransactionChecker(checker), client.WithTopics(topic))
+	p.producer, err = client.NewProducer(configuration(group), client.WithTransactionChecker(checker), client.WithTopics(topic))
 	must(err)
 	must(p.producer.Start())
 	if group != "" {
-		p.consumer, err = client.NewSimpleConsumer(configuration(),
+		p.consumer, err = client.NewSimpleConsumer(configuration(group),
 			client.WithSimpleAwaitDuration(5*time.Second),
 			client.WithSimpleSubscriptionExpressions(map[string]*client.FilterExpression{topic: client.SUB_ALL}))
 		must(err)

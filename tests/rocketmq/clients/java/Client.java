@@ -12,12 +12,15 @@ import java.util.Map;
 import java.util.TreeSet;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
 import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
+import org.apache.rocketmq.client.apis.producer.SendReceipt;
 import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 import org.apache.rocketmq.shaded.com.google.gson.Gson;
@@ -72,6 +75,18 @@ public class Client {
         return fields;
     }
 
+    private static PushConsumer push(JsonObject request, String topic, ClientConfiguration configuration)
+        throws Exception {
+        int failures = request.get("failures").getAsInt();
+        return PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+            .setConsumerGroup(request.get("group").getAsString())
+            .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
+            .setMessageListener(message -> {
+                show(Map.of("pushed", fieldsOf(message)));
+                return message.getDeliveryAttempt() <= failures ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+            }).build();
+    }
+
     public static void main(String[] words) throws Exception {
         String topic = words[1];
         String group = words[2];
@@ -90,6 +105,7 @@ public class Client {
         show(Map.of("ready", true));
         Transaction transaction = null;
         List<MessageView> received = List.of();
+        List<PushConsumer> pushing = new ArrayList<>();
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             JsonObject request = JsonParser.parseString(line).getAsJsonObject();
@@ -97,7 +113,13 @@ public class Client {
             try {
                 switch (what) {
                     case "send":
-                        show(Map.of("id", producer.send(messageOf(request, topic)).getMessageId().toString()));
+                        SendReceipt receipt = producer.send(messageOf(request, topic));
+                        show(Map.of("id", receipt.getMessageId().toString(), "handle", receipt.getRecallHandle()));
+                        continue;
+                    case "recall":
+                        show(Map.of("id",
+                            producer.recallMessage(topic, request.get("handle").getAsString()).getMessageId()
+                                .toString()));
                         continue;
                     case "half":
                         transaction = producer.beginTransaction();
@@ -111,6 +133,9 @@ public class Client {
                         received.forEach(message -> messages.add(fieldsOf(message)));
                         show(Map.of("messages", messages));
                         continue;
+                    case "push":
+                        pushing.add(push(request, topic, configuration));
+                        break;
                     case "commit":
                         transaction.commit();
                         break;
@@ -126,6 +151,9 @@ public class Client {
                         producer.close();
                         if (consumer != null) {
                             consumer.close();
+                        }
+                        for (PushConsumer one : pushing) {
+                            one.close();
                         }
                 }
                 show(Map.of("ok", true));

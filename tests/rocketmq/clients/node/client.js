@@ -1,7 +1,7 @@
 // The Node client, as clients/README.md describes.
 'use strict';
 const readline = require('node:readline');
-const { Producer, SimpleConsumer } = require('rocketmq-client-nodejs');
+const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
 
 const [endpoints, topic, group, check] = process.argv.slice(2);
 const RESOLUTIONS = { commit: 1, rollback: 2, unknown: 0 }; // the package does not export their names
@@ -47,8 +47,27 @@ async function main() {
   }
   let transaction;
   let received = [];
+  const pushing = [];
+  const push = ({ group: consumerGroup, failures }) => new PushConsumer({
+    endpoints, namespace: '', consumerGroup, subscriptions: new Map([[topic, '*']]), logger: silent,
+    messageListener: {
+      consume(message) {
+        show({ pushed: fieldsOf(message) });
+        return message.deliveryAttempt <= failures ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+      },
+    },
+  });
   const actions = {
-    send: async request => ({ id: (await producer.send(messageOf(request))).messageId }),
+    send: async request => {
+      const receipt = await producer.send(messageOf(request));
+      return { id: receipt.messageId, handle: receipt.recallHandle };
+    },
+    recall: async request => ({ id: (await producer.recallMessage(topic, request.handle)).messageId }),
+    push: async request => {
+      pushing.push(push(request));
+      await pushing.at(-1).startup();
+      return { ok: true };
+    },
     half: async request => {
       transaction = producer.beginTransaction();
       return { id: (await producer.send(messageOf(request), transaction)).messageId };
@@ -66,6 +85,7 @@ async function main() {
     stop: async () => {
       await producer.shutdown();
       await consumer?.shutdown();
+      for (const one of pushing) await one.shutdown();
       return { ok: true };
     },
   };

@@ -10,10 +10,13 @@ from typing import Any
 
 from rocketmq import (
     ClientConfiguration,
+    ConsumeResult,
     Credentials,
     FilterExpression,
     Message,
+    MessageListener,
     Producer,
+    PushConsumer,
     SimpleConsumer,
     TransactionChecker,
     TransactionResolution,
@@ -63,6 +66,22 @@ def fields_of(message: Any) -> dict[str, Any]:
     }
 
 
+class Listener(MessageListener):
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def consume(self, message: Any) -> Any:
+        show(pushed=fields_of(message))
+        return ConsumeResult.FAILURE if message.delivery_attempt <= self.failures else ConsumeResult.SUCCESS
+
+
+def push(request: dict[str, Any]) -> PushConsumer:
+    listener = Listener(request["failures"])
+    made = PushConsumer(configuration, request["group"], listener, {topic: FilterExpression("*")})
+    made.startup()
+    return made
+
+
 configuration = ClientConfiguration(endpoint, Credentials())
 producer = Producer(configuration, (topic,), checker=Checker())
 producer.startup()
@@ -73,12 +92,19 @@ if group:
 show(ready=True)
 transaction: Any = None
 received: list[Any] = []
+pushing: list[PushConsumer] = []
 for line in sys.stdin:
     request = json.loads(line)
     try:
         match request["do"]:
             case "send":
-                show(id=producer.send(message_of(request)).message_id)
+                receipt = producer.send(message_of(request))
+                show(id=receipt.message_id, handle=receipt.recall_handle)
+            case "recall":
+                show(id=producer.recall_message(topic, request["handle"]))
+            case "push":
+                pushing.append(push(request))
+                show(ok=True)
             case "half":
                 transaction = producer.begin_transaction()
                 show(id=producer.send(message_of(request), transaction).message_id)
@@ -96,8 +122,8 @@ for line in sys.stdin:
                 show(ok=True)
             case "stop":
                 producer.shutdown()
-                if consumer is not None:
-                    consumer.shutdown()
+                for one in [*pushing, *filter(None, [consumer])]:
+                    one.shutdown()
                 show(ok=True)
                 break
     except Exception as problem:
