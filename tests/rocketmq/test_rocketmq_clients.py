@@ -128,7 +128,9 @@ def test_a_delayed_message_is_recalled(run: Run) -> None:
 
 
 @WITHOUT_RUST
-def test_a_push_consumer_gets_a_message_again_that_it_failed(run: Run, bus: mq.Bus, topic: str, eventually: Any) -> None:
+def test_a_push_consumer_gets_a_message_again_that_it_failed(
+    run: Run, bus: mq.Bus, topic: str, eventually: Any
+) -> None:
     client = run("")
     client.ask("push", group="pushed", failures=1)
     sent = client.ask("send", body="push", keys=["k"], tag="t", properties={"a": "b"})
@@ -142,7 +144,9 @@ def test_a_push_consumer_gets_a_message_again_that_it_failed(run: Run, bus: mq.B
 
 
 @WITHOUT_RUST
-def test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter(run: Run, bus: mq.Bus, topic: str, eventually: Any) -> None:
+def test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter(
+    run: Run, bus: mq.Bus, topic: str, eventually: Any
+) -> None:
     client = run("")
     client.ask("push", group="pushed", failures=99)
     eventually(lambda: [one for one in bus.admin.groups() if one["name"] == f"pushed.{topic}"], PATIENCE)

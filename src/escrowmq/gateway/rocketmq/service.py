@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
+
+import grpc
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.options import ConsumerOptions, delay_us, subscription
@@ -33,6 +36,8 @@ LEAST_INVISIBLE, MOST_INVISIBLE = 1.0, 12 * 3600.0
 DEFAULT_WAIT = 20.0
 RESERVE_SECONDS = 0.5
 """Time (s) before a client's deadline at which a receive without messages ends."""
+UNREAD_SECONDS = 60.0
+"""Time (s) without a message that a client reads of an answer, after which the rest is given back."""
 MAX_ENTRIES = 1000
 """Messages, or receipt handles, of one request."""
 _OUTCOMES = {definition.COMMIT: Outcome.COMMIT, definition.ROLLBACK: Outcome.ROLLBACK}
@@ -226,21 +231,49 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
 
     # Consumers
 
-    async def ReceiveMessage(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Lease messages: a status, the messages, then the time of delivery."""
-        received: Sequence[Any] = ()
+    async def ReceiveMessage(self, request: Any, context: Any) -> None:
+        """Lease messages: a status, the messages, then the time of delivery. Messages that a client does not read, also
+        because it is gone, are given back."""
+        received: list[Any] = []
         try:
             async with self._caller(context) as (gateway, client):
                 received = await self._receive(gateway, client, request, context.time_remaining())
                 status = OK if received else _status(Status.MESSAGE_NOT_FOUND, "no message came in time")
         except (EscrowError, Refusal) as problem:
             status = status_of(problem)
-        yield service.ReceiveMessageResponse(status=status)
-        for message in received:
-            yield service.ReceiveMessageResponse(message=message)
-        now = service.ReceiveMessageResponse()
-        now.delivery_timestamp.FromDatetime(datetime.now(UTC))
-        yield now
+        unsent = deque(received)
+        try:
+            await self._write(context, status, unsent)
+        finally:
+            if unsent:  # leases of those that were written end by themselves
+                self.renewing.stop((gateway, client), [_handle_of(one) for one in received])
+                group = consumer_group(request.group.name, request.message_queue.topic.name)
+                with suppress(EscrowError):
+                    handles = [_handle_of(one) for one in unsent]
+                    await gateway.settler.settle(group, handles, Act.RELEASE, 0, None)
+
+    @staticmethod
+    async def _write(self, context: Any, status: Any, unsent: deque[Any]) -> None:
+        """Write the answer of a receive, taking each message from ``unsent``. Aborts the call if the client reads
+        nothing for UNREAD_SECONDS."""
+
+        async def write() -> None:
+            await context.write(service.ReceiveMessageResponse(status=status))
+            while unsent:
+                await context.write(service.ReceiveMessageResponse(message=unsent[0]))
+                unsent.popleft()
+            now = service.ReceiveMessageResponse()
+            now.delivery_timestamp.FromDatetime(datetime.now(UTC))
+            await context.write(now)
+
+        writing, left = asyncio.create_task(write()), -1
+        while not writing.done() and left != len(unsent):
+            left = len(unsent)
+            await asyncio.wait({writing}, timeout=UNREAD_SECONDS)
+        if writing.done():
+            writing.result()
+            return
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the answer was not read for {UNREAD_SECONDS:g} s")
 
     async def _receive(self, gateway: Gateway, client: str, request: Any, remaining: float | None) -> list[Any]:
         group = name_of(request.group, Status.ILLEGAL_CONSUMER_GROUP)
@@ -270,8 +303,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             gateway.settler.give_back(number, name, batch)
             raise
         if request.auto_renew:
-            handles = [message.system_properties.receipt_handle for message in messages]
-            self.renewing.add((gateway, client), name, handles)
+            self.renewing.add((gateway, client), name, [_handle_of(one) for one in messages])
         return messages
 
     async def AckMessage(self, request: Any, context: Any) -> Any:
@@ -378,6 +410,10 @@ def _receipt_status(outcome: Code | EscrowError) -> Any:
     if isinstance(outcome, EscrowError) and outcome.code in (Code.BAD_ARGUMENT, Code.WRONG_SHARD):
         return _status(Status.INVALID_RECEIPT_HANDLE, str(outcome)[:1000])
     return status_of(outcome) if isinstance(outcome, EscrowError) else OK
+
+
+def _handle_of(message: Any) -> str:
+    return str(message.system_properties.receipt_handle)
 
 
 def _overall(entries: Sequence[Any]) -> Any:
