@@ -1,7 +1,8 @@
-"""A message of any client is the same for all other clients, our own, and readers of the topic's columns."""
+"""A message of any client is the same for all other clients, our own, and Spark; and a message of Spark for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,38 +14,63 @@ from rocketmq_runs import GatewayProcess
 
 import escrowmq as mq
 
+COMMON: dict[str, Any] = {"keys": ["order ä"], "tag": "paid"}
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
-@pytest.mark.timeout(1200)
-def test_all_clients_read_the_same(gateway: GatewayProcess, bus: mq.Bus, topic: str, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"keys": ["order ä"], "tag": "paid"}
+
+@pytest.fixture
+def spark() -> Iterator[Any]:
+    session = pytest.importorskip("escrowmq.pipeline.session")
+    from escrowmq.spark.source import register
+
+    with session.local_session("tests", cores=2, rows=1000) as made:
+        register(made)
+        yield made
+
+
+@pytest.fixture
+def clients(gateway: GatewayProcess, topic: str, tmp_path: Path) -> Iterator[dict[str, Client]]:
+    """The programs of all languages, each with a consumer group of its own."""
     with ExitStack() as stack:
-        clients: dict[str, Client] = {}
+        made: dict[str, Client] = {}
         for name in LANGUAGES:
             home = tmp_path / name
             home.mkdir()
             words = (gateway.ready["rocketmq"], topic, f"read-{name}", "commit")
-            clients[name] = Client(command_of(name), home, *words)
-            stack.callback(clients[name].kill)
-        expected = {
-            name: {"id": client.ask("send", body=name, properties={"from": name}, **common)["id"].lower(), **common}
-            for name, client in clients.items()
-        }
-        own = bus.producer("shop").send(topic, b"own", key="order ä", tag="paid", properties={"from": "own"})
-        expected["own"] = {"id": "01" + own.message_id.hex(), **common}
-        for client in clients.values():
-            got = {one["body"]: one for one in client.receive(len(expected))}
-            for name, fields in expected.items():
-                one = got[name]
-                assert {"id": one["id"].lower(), "keys": one["keys"], "tag": one["tag"]} == fields
-                assert (one["properties"], one["group"] or None) == ({"from": name}, None)
-        rows = bus.admin.read(topic).read_all().to_pylist()
-        found = {
-            row["body"].decode(): {
-                "id": "01" + row["message_id"].hex(),
-                "keys": [row["key"]],
-                "tag": row["tag"],
-            }
-            for row in rows
-            if dict(row["properties"])["from"] == row["body"].decode()
-        }
-        assert found == expected
+            made[name] = Client(command_of(name), home, *words)
+            stack.callback(made[name].kill)
+        yield made
+
+
+def fields_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row as a client of RocketMQ shows them; what only the gateway reads is left out."""
+    properties = {name: value for name, value in dict(row["properties"]).items() if not name.startswith("rocketmq.")}
+    identity = "01" + bytes(row["message_id"]).hex()
+    return {"id": identity, "keys": [row["key"]], "tag": row["tag"], "properties": properties}
+
+
+def test_all_clients_and_spark_read_the_same(
+    clients: dict[str, Client], spark: Any, broker: str, bus: mq.Bus, topic: str
+) -> None:
+    sent = {
+        name: client.ask("send", body=name, properties={"from": name}, **COMMON)["id"]
+        for name, client in clients.items()
+    }
+    own = bus.producer("shop").send(topic, b"own", key="order ä", tag="paid", properties={"from": "own"})
+    sent["own"] = "01" + own.message_id.hex()
+    row = ("order ä", "paid", {"from": "spark"}, b"spark")
+    frame = spark.createDataFrame([row], "key STRING, tag STRING, properties MAP<STRING, STRING>, body BINARY")
+    frame.write.format("escrow").mode("append").option("topic", topic).save(broker)
+
+    read = spark.read.format("escrow").option("topic", topic).load(broker).toArrow().to_pylist()
+    seen = {bytes(one["body"]).decode(): fields_of(one) for one in read}
+    sent["spark"] = seen["spark"]["id"]
+    expected = {name: {"id": id.lower(), **COMMON, "properties": {"from": name}} for name, id in sent.items()}
+    assert seen == expected
+    columns = bus.admin.read(topic).read_all().to_pylist()
+    assert {one["body"].decode(): fields_of(one) for one in columns} == expected
+    for client in clients.values():
+        got = client.receive(len(expected))
+        assert {one["group"] or None for one in got} == {None}
+        shown = {one["body"]: {name: one[name] for name in ("id", "keys", "tag", "properties")} for one in got}
+        assert {body: {**one, "id": one["id"].lower()} for body, one in shown.items()} == expected
