@@ -1,6 +1,7 @@
 """The table of clients and features, docs/reference/rocketmq-clients.md: runs the cases of all clients and writes it.
 
-``python tests/rocketmq/rocketmq_table.py`` needs all five tool chains and takes several minutes.
+``python tests/rocketmq/rocketmq_table.py`` needs all five tool chains and takes many minutes. With an expression of
+``pytest -k`` (a language, say) it runs these cases only, and keeps the page's cells of the others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ MISSING = {
     ("rust", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"),
 }
 """What a client does not have: there is no case."""
+FAILS = "**fails**"
 Outcomes = Mapping[tuple[str, str], bool]
 """Whether all cases of a language and a test passed."""
 
@@ -89,7 +91,17 @@ def page(outcomes: Outcomes) -> str:
 def _cell(case: tuple[str, str], outcomes: Outcomes) -> str:
     if case in MISSING:
         return "not in this client"
-    return LIMITATIONS.get(case, "works") if outcomes.get(case) else "**fails**"
+    return LIMITATIONS.get(case, "works") if outcomes.get(case) else FAILS
+
+
+def outcomes_of(text: str) -> dict[tuple[str, str], bool]:
+    """Return the outcomes that a page shows, of today's versions only."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    columns = {name: f"{name.title()} {number}" for name, number in versions().items()}
+    tests = {text: test for test, text in FEATURES.items()}
+    at = {name: rows[0].index(column) for name, column in columns.items() if column in rows[0]}
+    found = [row for row in rows[2:] if row[0] in tests]
+    return {(name, tests[row[0]]): row[place] != FAILS for row in found for name, place in at.items()}
 
 
 class Recorder:
@@ -105,13 +117,15 @@ class Recorder:
             self.outcomes[language, test] = passed
 
 
-def main() -> int:
+def main(expression: str = "") -> int:
     """Run the cases and write the page. Returns the exit code of pytest."""
     recorder = Recorder()
-    code = pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", str(CASES)], plugins=[recorder])
-    PAGE.write_text(page(recorder.outcomes))
+    words = ["-q", "-n", "0", "-p", "no:cacheprovider", "-k", expression, str(CASES)]
+    code = pytest.main(words, plugins=[recorder])
+    kept = outcomes_of(PAGE.read_text()) if expression else {}
+    PAGE.write_text(page(kept | recorder.outcomes))
     return int(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rocketmq_table import CASES, FEATURES, LIMITATIONS, MISSING, PAGE, page, versions
+from rocketmq_table import CASES, FEATURES, LIMITATIONS, MISSING, PAGE, outcomes_of, page, versions
 
 
 def test_the_page_is_current() -> None:
@@ -15,6 +15,12 @@ def test_the_page_is_current() -> None:
 def test_each_case_is_a_row_and_each_limitation_is_of_a_case() -> None:
     assert {*re.findall(r"^def (test_\w+)", CASES.read_text(), re.MULTILINE)} == {*FEATURES}
     assert {test for _, test in {*LIMITATIONS} | MISSING} <= {*FEATURES}
+
+
+def test_cells_of_cases_that_were_not_run_are_kept() -> None:
+    passed = {(language, test): True for language in versions() for test in FEATURES}
+    failed = {**passed, ("go", next(iter(FEATURES))): False}
+    assert page(outcomes_of(page(failed))) == page(failed)
 
 
 def test_a_case_that_fails_shows() -> None:
