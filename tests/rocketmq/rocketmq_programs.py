@@ -1,12 +1,20 @@
-"""Builds the programs of clients/ and returns their commands. Each is built once per test process."""
+"""Builds the programs of clients/ and returns their commands. Each is built once per test process.
+
+The Go module and the Rust crate carry examples, which are built beside the programs: read from the package, with the
+constants that a user has to fill in taken from environment variables, ``EXAMPLE_ENDPOINT``, ``EXAMPLE_TOPIC`` and
+``EXAMPLE_CONSUMERGROUP``.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import pwd
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,7 +30,8 @@ from escrowmq_lab.servers.seam import Absent
 from own_home import CACHE
 
 FOLDER = Path(__file__).parent / "clients"
-
+GO_MODULE = "github.com/apache/rocketmq-clients/golang/v5"
+RUST_EXAMPLES = ("producer", "fifo_producer", "delay_producer", "transaction_producer", "simple_consumer")
 
 _CACHE = CACHE / "escrowmq" / "rocketmq"
 
@@ -105,9 +114,24 @@ def _build_go() -> list[str]:
             }
             run([go, "-C", f"{folder}/source", "mod", "tidy"], environment=places)
             run([go, "-C", f"{folder}/source", "build", "-o", "../client", "."], environment=places)
+            listed = [go, "-C", f"{folder}/source", "list", "-m", "-f", "{{.Dir}}", GO_MODULE]
+            module = subprocess.check_output(listed, env={**os.environ, **places}, text=True).strip()
+            _fill_go_examples(Path(module) / "example", folder / "source" / "examples")
+            (folder / "examples").mkdir()
+            run([go, "-C", f"{folder}/source", "build", "-o", "../examples/", "./examples/..."], environment=places)
             for place in ("path", "cache"):
                 shutil.rmtree(folder / place)
     return [str(_CACHE / name / "client")]
+
+
+def _fill_go_examples(packaged: Path, folder: Path) -> None:
+    for source in packaged.rglob("main.go"):
+        text = source.read_text().replace("const (", "var (", 1)
+        constant = r'^(\s+)(Topic|Endpoint|ConsumerGroup|AccessKey|SecretKey|NameSpace)(\s+)= ".*"$'
+        filled = re.sub(constant, lambda m: f'{m[1]}{m[2]} = os.Getenv("EXAMPLE_{m[2].upper()}")', text, flags=re.M)
+        target = folder / source.parent.name
+        target.mkdir(parents=True)
+        (target / "main.go").write_text(filled)
 
 
 def _build_rust() -> list[str]:
@@ -119,8 +143,20 @@ def _build_rust() -> list[str]:
         if folder is not None:
             shutil.copytree(FOLDER / "rust", folder / "source")
             manifest = f"{folder}/source/Cargo.toml"
+            described = [cargo, "metadata", "--format-version", "1", "--manifest-path", manifest]
+            found = json.loads(subprocess.check_output(described, env={**os.environ, **_cargo_home()}, stderr=-3))
+            (crate,) = [one["manifest_path"] for one in found["packages"] if one["name"] == "rocketmq"]
+            (folder / "source" / "src" / "bin").mkdir()
+            for example in RUST_EXAMPLES:
+                text = (Path(crate).parent / "examples" / f"{example}.rs").read_text()
+                filled = text.replace('"localhost:8081"', 'std::env::var("EXAMPLE_ENDPOINT").unwrap()')
+                (folder / "source" / "src" / "bin" / f"{example}.rs").write_text(filled)
             run([cargo, "build", "--quiet", "--manifest-path", manifest], environment=_cargo_home())
-            shutil.move(folder / "source" / "target" / "debug" / "rocketmqclient", folder / "client")
+            (folder / "examples").mkdir()
+            built = folder / "source" / "target" / "debug"
+            built.joinpath("rocketmqclient").rename(folder / "client")
+            for example in RUST_EXAMPLES:
+                built.joinpath(example).rename(folder / "examples" / example)
             shutil.rmtree(folder / "source")
     return [str(_CACHE / name / "client")]
 
@@ -152,3 +188,14 @@ def command_of(language: str) -> list[str]:
         if os.environ.get("CI"):
             pytest.fail(text)
         pytest.skip(text)
+
+
+def example_of(language: str, name: str) -> str:
+    """Return the path of an example of the Go or the Rust package. Skips or fails as :func:`command_of`."""
+    return str(Path(command_of(language)[0]).parent / "examples" / name)
+
+
+def java_class_path() -> str:
+    """Return the class path of the Java client. Skips or fails as :func:`command_of`."""
+    command = command_of("java")
+    return command[command.index("-cp") + 1]
