@@ -55,6 +55,7 @@ class RawClient:
     """A client that makes single calls, with any content."""
 
     def __init__(self, address: str, client: str | None = None, metadata: tuple[tuple[str, str], ...] = ()):
+        self.address = address
         self.channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self.stub = service_grpc.MessagingServiceStub(self.channel)
         self.client = client or f"raw@{uuid.uuid4().hex}"
