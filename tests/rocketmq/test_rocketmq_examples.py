@@ -106,7 +106,7 @@ def java(run: Run, start: Start, tmp_path: Path) -> Callable[[str], Any]:
         pem.write_to_path(files["--tls-cert"], append=True)
     certificate.private_key_pem.write_to_path(files["--tls-key"])
     words = [str(word) for pair in files.items() for word in pair]
-    start(*words, "--state", str(tmp_path / "state"), listen=JAVA_ADDRESS, second="127.77.0.1:0")
+    start(*words, listen=JAVA_ADDRESS, second="127.77.0.1:0")
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{JAVA_ADDRESS.partition(':')[0]} {JAVA_HOST}\n127.0.0.1 localhost\n")
     options = ("-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Djdk.net.hosts.file={hosts}", f"-Duser.home={tmp_path}")
