@@ -14,6 +14,7 @@ import pyarrow as pa
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
 from escrowmq.broker.columns import releasing
 from escrowmq.broker.failures import answer, broker_failed
+from escrowmq.broker.readers import Readers
 from escrowmq.broker.reads.deliveries import Allowance, Deliveries
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.requests import check_batch, check_parcel, checked
@@ -27,6 +28,7 @@ from escrowmq.message.ids import records
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, empty
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import ANSWER, OPTIONS, BatchStream, Exchange, Json, Parcel
+from escrowmq.wire.actions import standing
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import ReceiveOptions
 from escrowmq.wire.parcels import Answer, Done
@@ -78,6 +80,7 @@ class Calls:
         self._deliveries = Deliveries(engine)
         self.give_back = self._deliveries.give_back
         self.close = self._deliveries.close
+        self._readers = Readers(engine)
         self.beside: dict[str, Callable[[], Mapping[str, Any]]] = {}  # the server's additions to answers, by action
 
     @property
@@ -160,13 +163,18 @@ class Calls:
         """Run an action."""
         with _guard():
             answer = act(self.engine, name, request)
+            if name == standing.ALL.name:
+                answer = {**answer, **self._readers.standing()}
             more = self.beside.get(name)
             return {**answer, **more()} if more is not None else answer
 
     def read(self, request: Mapping[str, object]) -> BatchStream:
         """Read a topic or a view."""
         with _guard():
-            return open_view(self.engine, request)
+            stream = open_view(self.engine, request)
+            if "reader" in request:
+                self._readers.note(request)
+            return stream
 
     def watch(self, session: object) -> Listener:
         """Subscribe a session to check-backs; the caller takes ``batches()`` and calls :meth:`leave` at the end."""

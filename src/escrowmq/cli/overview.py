@@ -188,6 +188,7 @@ _GROUPS: Columns = {
     ">receives": "receiving",
     "": lambda one: Text("paused", "yellow") if one.paused else "limited" if one.limited else "",
 }
+_READERS: Columns = {"streaming query": "reader", "topic": "topic", ">lag": "lag"}
 _PRODUCERS: Columns = {
     **{"producer group": "group", ">open": "open"},
     ">oldest": lambda one: duration(one.oldest_seconds) if one.open else None,
@@ -216,6 +217,8 @@ def _show(now: Status, json: bool, *, repeated: bool) -> None:
         notice(f"the brokers have different rights files: {files}")
     _print_limited(_TOPICS, now.topics)
     _print_limited(_GROUPS, sorted(now.groups, key=lambda one: -one.lag))
+    readers = _READERS | {">last read": lambda one: age(one.read_us, now.now_us)}
+    _print_limited(readers, sorted(now.readers, key=lambda one: -one.lag))
     _print_limited(_PRODUCERS, sorted(now.producers, key=lambda one: (-one.parked, -one.open)))
     _print_limited(_OUTBOXES, now.databases)
     causes: Columns = {

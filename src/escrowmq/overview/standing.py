@@ -16,6 +16,7 @@ from escrowmq.overview.values import (
     DatabaseStands,
     GroupStands,
     ProducersStand,
+    ReaderStands,
     Status,
     TopicStands,
 )
@@ -88,6 +89,7 @@ def status(
         databases=tuple(databases),
         waiting=tuple(causes),
         missing=sources.missing,
+        readers=tuple(sum_readers(found)),
         counted={"topics": dict(ends), **counted},
     )
 
@@ -179,6 +181,14 @@ def _sum_groups(found: list[Any]) -> Iterator[GroupStands]:
         yield GroupStands(
             group=group, topic=topic, **sums, lag_seconds=max(one["lag_seconds"] for one in rows), **flags
         )
+
+
+def sum_readers(found: Sequence[Any]) -> Iterator[ReaderStands]:
+    """Return the streaming queries, over all brokers' answers to ``standing``."""
+    listed = [one for stands in found for one in stands.get("readers", ())]
+    for (reader, topic), rows in _grouped(listed, "reader", "topic"):
+        lag, read_us = sum(one["lag"] for one in rows), max(one["read_us"] for one in rows)
+        yield ReaderStands(reader=reader, topic=topic, lag=lag, read_us=read_us)
 
 
 def _sum_producers(found: list[Any]) -> Iterator[ProducersStand]:

@@ -173,6 +173,17 @@ class GroupStands(AsJson):
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderStands(AsJson):
+    """One streaming query in one of its topics, over all brokers; ``lag`` in messages."""
+
+    reader: str
+    topic: str
+    lag: int
+    read_us: int
+    """Time of its last read."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProducersStand(AsJson):
     """One producer group, over all brokers; counts are transactions."""
 
@@ -209,6 +220,7 @@ class Status(AsJson):
     databases: tuple[DatabaseStands, ...]
     waiting: tuple[Cause, ...]
     missing: tuple[Missing, ...]
+    readers: tuple[ReaderStands, ...] = ()
     counted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Counters by broker or topic, from which the next status derives rates."""
 

@@ -159,7 +159,7 @@ def read(
     timeout: float,
     token_file: str | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order. If the
+    """Yield the rows of a range that pass ``filters`` (other fields of the read request), in order. If the
     broker becomes unavailable, the read waits up to ``timeout`` seconds without a row, then continues where it stopped.
     Raises Unknown(DISCONNECTED) after that, and the errors of a rejected read."""
     counter = _find_counter(wanted.partition.source)

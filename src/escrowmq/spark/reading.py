@@ -6,8 +6,9 @@ These classes are pickled for short-lived Spark processes, so none of them holds
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -73,18 +74,21 @@ def log_skipped(gone: Iterable[OffsetRange]) -> None:
         _log.warning(text, one.partition.name, one.end - one.start, one.start, one.end - 1)
 
 
-def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition, filtered by the options, in Spark's ``schema``. Raises Unknown(TIMED_OUT), with
-    the range, if the broker stays unavailable for ``options.timeout`` seconds."""
+def read_partition(
+    partition: InputPartition, schema: pa.Schema, options: ReadOptions, reader: Mapping[str, Any] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition, filtered by the options, in Spark's ``schema``. ``reader``: the fields of the read
+    that name a streaming query. Raises Unknown(TIMED_OUT), with the range, if the broker stays unavailable for
+    ``options.timeout`` seconds."""
     if not isinstance(partition, RangePartition):
         return
     keep_freed_memory()
     wanted, source = partition.range, partition.range.partition
     chosen = choose(source.source, schema.names)
+    asked = {**options.filters, **(reader or {})}
+    columns = wire_columns(source.source, chosen)
     try:
-        for batch in brokers.read(
-            wanted, wire_columns(source.source, chosen), options.filters, options.timeout, options.token_file
-        ):
+        for batch in brokers.read(wanted, columns, asked, options.timeout, options.token_file):
             yield as_spark(batch, chosen, source.shard, schema)
             reach("spark.read-some")
     except Unknown as problem:

@@ -137,7 +137,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, on an executor."""
-        return read_partition(partition, self.schema, self.options)
+        return read_partition(partition, self.schema, self.options, _name_reader())
 
     def stop(self) -> None:
         """Close the connections."""
@@ -187,6 +187,20 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_links": (), "_router": None}
+
+
+def _name_reader() -> dict[str, Any]:
+    """Return the fields of a read that name the query and batch of this task; the broker lists them."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if context is None or query is None:
+        return {}
+    # Spark gives tasks no name of the query, but it begins the description of its jobs: NAME<br/>id = ...
+    name, found, _ = (context.getLocalProperty("spark.job.description") or "").partition("<br/>id = ")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return {"reader": name if found and name else query, "batch": int(batch or 0)}
 
 
 def _list_ends(partitions: Sequence[TopicPartition]) -> Offsets:

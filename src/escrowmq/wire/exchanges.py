@@ -146,4 +146,6 @@ class ReadRequest(TypedDict):
         Annotated[TimeUs, "stored then or later (`%op`: decided, `%acks`: acknowledged, `%group-acts`: done)"]
     ]
     stored_until_us: NotRequired[Annotated[TimeUs, "stored (decided, acknowledged) before then"]]
+    reader: NotRequired[Annotated[str, "name of the streaming query that reads a topic; `standing` lists it"]]
+    batch: NotRequired[Annotated[int, "of a `reader`: the number of its batch"]]
     group: NotRequired[Annotated[str, "of this consumer group; for `%acks` and `%group-acts` only"]]

@@ -10,6 +10,7 @@ from escrowmq.console.core import Console
 from escrowmq.console.views import narrowing
 from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
+from escrowmq.overview.standing import sum_readers
 
 ROOM = "/groups"
 COUNTS = ("waiting", "leased", "retrying", "dead", "acked", "filtered", "discarded", "expired", "skipped")
@@ -32,7 +33,8 @@ def groups(console: Console, params: Params) -> Page:
                 entry[count] += int(queue.get(count, 0))  # type: ignore[call-overload]
     rows = sorted(found.values(), key=lambda entry: str(entry["name"]))
     narrowed = narrowing.by_name(rows, params)
-    return Page("groups.html", "Consumer groups", {"narrowed": narrowed, "missing": listed.missing}, ROOM, live=10)
+    values = {"narrowed": narrowed, "missing": listed.missing, "readers": [*sum_readers(console.admin.standing())]}
+    return Page("groups.html", "Consumer groups", values, ROOM, live=10)
 
 
 def group(console: Console, params: Params) -> Page:

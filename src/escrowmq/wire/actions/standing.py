@@ -56,12 +56,22 @@ class ProducersStand(TypedDict):
     connected: Annotated[int, "sessions available for check-backs"]
 
 
+class ReaderStands(TypedDict):
+    """A streaming query that has read a topic in the last 24 hours, and since the broker started."""
+
+    reader: Annotated[str, "name of the query, or its id"]
+    topic: TopicName
+    lag: Annotated[int, "messages after its last read, in the queues that it has read"]
+    read_us: Annotated[TimeUs, "time of its last read"]
+
+
 class Standings(TypedDict):
     """State of all topics and groups at one broker."""
 
     topics: list[TopicStands]
     consumers: list[ConsumersStand]
     producers: list[ProducersStand]
+    readers: NotRequired[Annotated[list[ReaderStands], "absent: a folder, or a broker of an earlier version"]]
 
 
 class AskOfMessage(TypedDict):
