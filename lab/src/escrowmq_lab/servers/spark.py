@@ -1,5 +1,5 @@
-"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or
-newer.
+"""A standalone Spark cluster on this machine (one master, some workers of one core each), and a Spark Connect server.
+PyPI: ``pyspark``; Java 17 or newer.
 
 Each worker has its own loopback address: Spark starts the second attempt of a slow task only on another host (and in
 local mode never). So all of 127.0.0.0/8 must be local, as on Linux.
@@ -111,6 +111,32 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | N
         for worker in hands:
             worker.wait()
         yield Cluster(url, master, hands)
+
+
+def connect_server(folder: Path, environment: Mapping[str, str] | None = None) -> Server:
+    """Return a Spark Connect server, not started, with its files in ``folder``; ``url`` is what clients connect to.
+    ``environment`` is added to that of its Python processes. Raises :class:`Absent`."""
+    home, own = _spark(folder)
+    port = free_port()
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.defaultJavaOptions": own["SPARK_DAEMON_JAVA_OPTS"],
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    kind = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"]
+    return Server(
+        url=f"sc://127.0.0.1:{port}",
+        command=[str(home / "bin" / "spark-submit"), *kind, *options, "spark-internal"],
+        ready=lambda _: accepts(port),
+        log=folder / "connect.log",
+        environment={**own, **(environment or {})},
+    )
 
 
 def _unshare_command() -> list[str]:
