@@ -52,18 +52,30 @@ def test_a_connection_that_was_of_no_use_does_not_begin_the_count_anew() -> None
     for _ in range(400):  # a broker that says that it leads, and refuses
         probes.on_connected(now)
         now += STEADY_SECONDS / 10
-        probes.on_disconnected(now)
-        probes.add_failure(now, 0.5)
+        probes.on_disconnected(now, 0.5, useless=True)
         now += probes.seconds_left(now)
     probes.add_failure(now, 0.5)
     assert probes.seconds_left(now) == LAST_PAUSE
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_broker_that_welcomes_and_then_refuses_is_not_asked_without_a_pause(several: bool) -> None:
+    """Its disk has failed, and nobody has restarted it. Its clients can ask nobody else."""
+    probes, now, connections, random = ProbeSchedule(several), 0.0, 0, Random(several)
+    while now < 60.0:
+        connections += 1
+        probes.on_connected(now)
+        now += 0.001
+        probes.on_disconnected(now, random.random())
+        now += probes.seconds_left(now)
+    assert connections < (130 if several else 60)
 
 
 def test_a_connection_that_lasted_is_replaced_at_once() -> None:
     probes = ProbeSchedule(True)
     probes_until(60.0, probes, Random(1))
     probes.on_connected(60.0)
-    probes.on_disconnected(60.0 + STEADY_SECONDS)
+    probes.on_disconnected(60.0 + STEADY_SECONDS, 0.5)
     assert probes.seconds_left(60.0 + STEADY_SECONDS) == 0
     probes.add_failure(62.0, 0.5)
     assert probes.seconds_left(62.0) < 0.1

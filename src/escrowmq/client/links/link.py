@@ -481,13 +481,13 @@ class ServedLink:
         self._pump()
         self._connect_later()
 
-    def _lose(self, problem: EscrowError) -> None:
-        """Note that there is no connection. Requires the lock."""
+    def _lose(self, problem: EscrowError, *, useless: bool = False) -> None:
+        """Note that there is no connection. ``useless``: its broker does not lead. Requires the lock."""
         now = time.monotonic()
         self._connection = None
         self._indirect = True
         self._last_problem = problem
-        self._probes.on_disconnected(now)
+        self._probes.on_disconnected(now, fraction(), useless=useless)
         self.state.enter(Phase.AWAY, now, problem.message)
         self.state.next_probe = self._probes.due
         self._changed.notify_all()
@@ -513,12 +513,9 @@ class ServedLink:
         with self._lock:
             if self._connection is not connection:
                 return
-            self._lose(problem)
             leaves = not problem.left or self.several  # one that stopped, and is the only one, comes back
+            self._lose(problem, useless=leaves)
             self._seeker.refused(connection.met.address, problem.leader)
-            if leaves:
-                self._probes.add_failure(time.monotonic(), fraction())
-                self.state.next_probe = self._probes.due
         if leaves and problem.left:
             connection.cut(problem)
         else:

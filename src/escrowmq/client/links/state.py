@@ -9,7 +9,9 @@ Rules of :class:`ProbeSchedule` for a shard of several brokers:
 1. For ``QUICK_SECONDS`` after a connection was lost, pauses are short (at most ``QUICK_PAUSE``): a take-over takes
    about as long as the silence after which standbys act, 2 s by default. Then pauses double, up to ``LAST_PAUSE``.
 2. A standby may request a longer pause, because many clients probe it; up to ``LONGEST_REQUESTED``.
-3. A connection that lasted less than ``STEADY_SECONDS`` does not reset the pauses.
+3. A connection that lasted less than ``STEADY_SECONDS`` does not reset the pauses, and from the second in a row on
+   there is a pause after it: a broker that welcomes clients and then rejects their requests, because its disk has
+   failed, is not asked without a pause.
 4. All pauses are randomized, so that clients that lost their broker at the same moment do not probe at the same moment.
 """
 
@@ -82,12 +84,17 @@ class ProbeSchedule:
         """Note that there is a connection."""
         self._found, self._due = now, 0.0
 
-    def on_disconnected(self, now: float) -> None:
-        """Note that the connection was lost. The next probe is due at once, unless rule 3 applies."""
+    def on_disconnected(self, now: float, chance: float, *, useless: bool = False) -> None:
+        """Note that the connection was lost. The next probe is due at once, unless the connection was ``useless``
+        (its broker does not lead) or rule 3 applies."""
         steady = self._found is not None and now - self._found >= STEADY_SECONDS
         self._found = None
         if steady:
             self._next, self._since, self._due = FIRST_PAUSE, None, 0.0
+        if useless or self._since is not None:
+            self.add_failure(now, chance)
+        elif not steady:
+            self._since = now
 
     @property
     def due(self) -> float:
