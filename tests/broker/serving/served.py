@@ -21,10 +21,12 @@ PATIENT = 60.0
 
 
 class Served:
-    """What is inside can be stopped piece by piece."""
+    """What is inside can be stopped piece by piece. ``send_bytes``: how many the system keeps of what clients do not
+    read, if it should be few."""
 
-    def __init__(self, folder, *, tls=None, guard=None, **settings):
+    def __init__(self, folder, *, tls=None, guard=None, send_bytes=None, **settings):
         self.folder, self.settings, self.tls = folder, BrokerSettings(segment_bytes=1 << 22, **settings), tls
+        self.send_bytes = send_bytes
         self.guard = guard
         self.port = 0
         self.start()
@@ -34,6 +36,8 @@ class Served:
         self.engine.start()
         self.calls = Calls(self.engine)
         listener = listen_tcp("127.0.0.1", self.port)
+        if self.send_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_bytes)
         self.port = listener.getsockname()[1]
         self.server = Server(self.calls, [listener], "test", tls=self.tls, guard=self.guard)
         self.room = self.server.room
