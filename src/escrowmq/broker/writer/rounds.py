@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.failures import answer
 from escrowmq.errors import Code, error
 from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int64s
@@ -89,7 +88,10 @@ class Request:
     def answer(self, value: Any) -> None:
         """Give the caller its answer, or an error if ``value`` is one; nothing if it was cancelled."""
         with suppress(InvalidStateError):
-            answer(self.future, value)
+            if isinstance(value, BaseException):
+                self.future.set_exception(value)
+            else:
+                self.future.set_result(value)
 
 
 @dataclass(slots=True, eq=False)
