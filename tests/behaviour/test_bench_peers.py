@@ -22,7 +22,7 @@ SHORT = ("--rounds", "1", "--seconds", "0.1", "--warm", "0")
 
 def run(*flags: str, root: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "bench" / "peers"), *flags]
-    given = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "lab" / "src"))), **environment}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     assert done.returncode == 0, done.stderr
     return done
