@@ -267,6 +267,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             await context.write(now)
 
         writing, left = asyncio.create_task(write()), -1
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # of a client that is gone
         while not writing.done() and left != len(unsent):
             left = len(unsent)
             await asyncio.wait({writing}, timeout=UNREAD_SECONDS)
