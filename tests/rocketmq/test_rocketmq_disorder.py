@@ -141,6 +141,7 @@ def most_memory(gateway: GatewayProcess) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.verify
 def test_a_flood_of_hostile_messages_leaves_no_memory_behind(start: Start, connect: Connect, topic: str) -> None:
     gateway = start()
     raw = connect(gateway.ready["rocketmq"])

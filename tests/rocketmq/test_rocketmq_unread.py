@@ -18,6 +18,7 @@ from escrowmq.gateway.rocketmq import service as service_module
 from escrowmq.gateway.rocketmq.protocol import definition, service
 from escrowmq.gateway.rocketmq.server import RocketmqOptions, beside
 
+pytestmark = pytest.mark.verify
 COUNT, BODY = 16, 1 << 20
 LEASE = 3600
 
