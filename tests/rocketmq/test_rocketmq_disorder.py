@@ -78,6 +78,18 @@ def test_an_end_before_its_half_message_changes_nothing(raw: RawClient, topic: s
     assert len(raw.receive("cart", topic)) == 1
 
 
+def test_one_client_has_many_transactions_in_flight(raw: RawClient, topic: str) -> None:
+    halves = [raw.message(topic, b"%d" % number, message_type=TX) for number in range(200)]
+    open_ones = [entry.transaction_id for entry in raw.send(*halves).entries]
+    ends = [definition.COMMIT if number % 2 else definition.ROLLBACK for number in range(200)]
+    for transaction, end in reversed([*zip(open_ones, ends, strict=True)]):
+        assert raw.end(topic, transaction, end) == Status.OK
+    got: set[bytes] = set()
+    while len(got) < 100:
+        got |= {one.body for one in raw.receive("cart", topic, batch=200)}
+    assert got == {b"%d" % number for number in range(1, 200, 2)}
+
+
 def test_a_client_without_telemetry_does_everything_but_answer_check_backs(raw: RawClient, topic: str) -> None:
     assert code_of(raw.call("Heartbeat", service.HeartbeatRequest(client_type=definition.PRODUCER))) == "OK"
     half = raw.send(raw.message(topic, message_type=TX)).entries[0]
