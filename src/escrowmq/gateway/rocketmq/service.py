@@ -361,6 +361,10 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
 
     # The rest
 
+    async def PullMessage(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Refuse: no client calls it."""
+        yield service.PullMessageResponse(status=_unsupported("PullMessage"))
+
     async def _answer(self, context: Any, response: Any, work: Callable[[Gateway, str], Awaitable[Any]]) -> Any:
         """Run a call for its caller. Errors become the status of an empty ``response``."""
         try:
@@ -374,9 +378,13 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
 
 def _refuse(response: Any, name: str) -> Any:
     async def call(self: MessagingService, request: Any, context: Any) -> Any:
-        return response(status=_status(Status.NOT_IMPLEMENTED, f"{name} is not supported by this server"))
+        return response(status=_unsupported(name))
 
     return call
+
+
+def _unsupported(name: str) -> Any:
+    return _status(Status.NOT_IMPLEMENTED, f"{name} is not supported by this server")
 
 
 for _name in ("UpdateOffset", "GetOffset", "QueryOffset", "SyncLiteSubscription"):
