@@ -253,7 +253,7 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
                     await gateway.settler.settle(group, handles, Act.RELEASE, 0, None)
 
     @staticmethod
-    async def _write(self, context: Any, status: Any, unsent: deque[Any]) -> None:
+    async def _write(context: Any, status: Any, unsent: deque[Any]) -> None:
         """Write the answer of a receive, taking each message from ``unsent``. Aborts the call if the client reads
         nothing for UNREAD_SECONDS."""
 
