@@ -122,7 +122,6 @@ def connect_server(folder: Path, environment: Mapping[str, str] | None = None) -
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
         "spark.driver.defaultJavaOptions": own["SPARK_DAEMON_JAVA_OPTS"],
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -135,7 +134,7 @@ def connect_server(folder: Path, environment: Mapping[str, str] | None = None) -
         command=[str(home / "bin" / "spark-submit"), *kind, *options, "spark-internal"],
         ready=lambda _: accepts(port),
         log=folder / "connect.log",
-        environment={**own, **(environment or {})},
+        environment={**own, "SPARK_DAEMON_MEMORY": "1g", **(environment or {})},
     )
 
 
