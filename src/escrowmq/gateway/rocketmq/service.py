@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import grpc
-
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.options import ConsumerOptions, delay_us, subscription
 from escrowmq.errors import Code, EscrowError, Rejected
@@ -242,39 +240,22 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         except (EscrowError, Refusal) as problem:
             status = status_of(problem)
         unsent = deque(received)
+        writing = asyncio.create_task(_write(context, status, unsent))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # of a client that is gone
+        left = -1
         try:
-            await self._write(context, status, unsent)
+            while not writing.done() and left != len(unsent):
+                left = len(unsent)
+                await asyncio.wait({writing}, timeout=UNREAD_SECONDS)
         finally:
             if unsent:  # leases of those that were written end by themselves
                 self.renewing.stop((gateway, client), [_handle_of(one) for one in received])
+                handles = [_handle_of(one) for one in unsent]
+                unsent.clear()
                 group = consumer_group(request.group.name, request.message_queue.topic.name)
                 with suppress(EscrowError):
-                    handles = [_handle_of(one) for one in unsent]
                     await gateway.settler.settle(group, handles, Act.RELEASE, 0, None)
-
-    @staticmethod
-    async def _write(context: Any, status: Any, unsent: deque[Any]) -> None:
-        """Write the answer of a receive, taking each message from ``unsent``. Aborts the call if the client reads
-        nothing for UNREAD_SECONDS."""
-
-        async def write() -> None:
-            await context.write(service.ReceiveMessageResponse(status=status))
-            while unsent:
-                await context.write(service.ReceiveMessageResponse(message=unsent[0]))
-                unsent.popleft()
-            now = service.ReceiveMessageResponse()
-            now.delivery_timestamp.FromDatetime(datetime.now(UTC))
-            await context.write(now)
-
-        writing, left = asyncio.create_task(write()), -1
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # of a client that is gone
-        while not writing.done() and left != len(unsent):
-            left = len(unsent)
-            await asyncio.wait({writing}, timeout=UNREAD_SECONDS)
-        if writing.done():
-            writing.result()
-            return
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the answer was not read for {UNREAD_SECONDS:g} s")
+        await writing  # the call counts among max_requests as long as its client keeps it open
 
     async def _receive(self, gateway: Gateway, client: str, request: Any, remaining: float | None) -> list[Any]:
         group = name_of(request.group, Status.ILLEGAL_CONSUMER_GROUP)
@@ -419,6 +400,18 @@ def _receipt_status(outcome: Code | EscrowError) -> Any:
     if isinstance(outcome, EscrowError) and outcome.code in (Code.BAD_ARGUMENT, Code.WRONG_SHARD):
         return _status(Status.INVALID_RECEIPT_HANDLE, str(outcome)[:1000])
     return status_of(outcome) if isinstance(outcome, EscrowError) else OK
+
+
+async def _write(context: Any, status: Any, unsent: deque[Any]) -> None:
+    """Write the answer of a receive, and take each message from ``unsent`` that is written."""
+    await context.write(service.ReceiveMessageResponse(status=status))
+    while unsent:
+        await context.write(service.ReceiveMessageResponse(message=unsent[0]))
+        if unsent:
+            unsent.popleft()
+    now = service.ReceiveMessageResponse()
+    now.delivery_timestamp.FromDatetime(datetime.now(UTC))
+    await context.write(now)
 
 
 def _handle_of(message: Any) -> str:
