@@ -42,6 +42,7 @@ def settle(raw: RawClient, name: str, topic: str, message: Any) -> str:
     return code_of(raw.call(name, request))
 
 
+LOST = "INVALID_RECEIPT_HANDLE"
 SETTLING = ("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue")
 
 
@@ -51,7 +52,7 @@ def test_a_message_is_settled_once(raw: RawClient, bus: mq.Bus, topic: str, firs
     raw.send(raw.message(topic))
     (got,) = raw.receive("cart", topic)
     assert settle(raw, first, topic, got) == "OK"
-    assert settle(raw, again, topic, got) in ("OK", "INVALID_RECEIPT_HANDLE")  # a repeat of an ACK is none
+    assert settle(raw, again, topic, got) == ("OK" if first == again == "AckMessage" else LOST)
     assert raw.receive("cart", topic, wait=0.0) == []
     assert len([*bus.admin.dead_letters(f"cart.{topic}")]) == (first == "ForwardMessageToDeadLetterQueue")
 
@@ -60,7 +61,7 @@ def test_a_message_is_settled_once(raw: RawClient, bus: mq.Bus, topic: str, firs
 def test_a_handle_is_of_one_group(raw: RawClient, topic: str, name: str) -> None:
     raw.send(raw.message(topic))
     (got,) = raw.receive("owner", topic)
-    assert settle(raw, name, topic, got) in ("INVALID_RECEIPT_HANDLE", "CONSUMER_GROUP_NOT_FOUND")
+    assert settle(raw, name, topic, got) in (LOST, "CONSUMER_GROUP_NOT_FOUND")
     assert code_of(raw.ack("owner", topic, got)) == "OK"
 
 
