@@ -46,7 +46,7 @@ MISSING = {
     ("rust", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"),
 }
 """What a client does not have: there is no case."""
-FAILS = "**fails**"
+FAILS, NOT_RUN = "**fails**", "not run"
 Outcomes = Mapping[tuple[str, str], bool]
 """Whether all cases of a language and a test passed."""
 
@@ -91,7 +91,9 @@ def page(outcomes: Outcomes) -> str:
 def _cell(case: tuple[str, str], outcomes: Outcomes) -> str:
     if case in MISSING:
         return "not in this client"
-    return LIMITATIONS.get(case, "works") if outcomes.get(case) else FAILS
+    if case not in outcomes:
+        return NOT_RUN
+    return LIMITATIONS.get(case, "works") if outcomes[case] else FAILS
 
 
 def outcomes_of(text: str) -> dict[tuple[str, str], bool]:
@@ -101,7 +103,8 @@ def outcomes_of(text: str) -> dict[tuple[str, str], bool]:
     tests = {text: test for test, text in FEATURES.items()}
     at = {name: rows[0].index(column) for name, column in columns.items() if column in rows[0]}
     found = [row for row in rows[2:] if row[0] in tests]
-    return {(name, tests[row[0]]): row[place] != FAILS for row in found for name, place in at.items()}
+    cells = {(name, tests[row[0]]): row[place] for row in found for name, place in at.items()}
+    return {case: cell != FAILS for case, cell in cells.items() if cell != NOT_RUN}
 
 
 class Recorder:
