@@ -144,7 +144,9 @@ def _build_rust() -> list[str]:
             shutil.copytree(FOLDER / "rust", folder / "source")
             manifest = f"{folder}/source/Cargo.toml"
             described = [cargo, "metadata", "--format-version", "1", "--manifest-path", manifest]
-            found = json.loads(subprocess.check_output(described, env={**os.environ, **_cargo_home()}, stderr=-3))
+            found = json.loads(
+                subprocess.check_output(described, env={**os.environ, **_cargo_home()}, stderr=subprocess.DEVNULL)
+            )
             (crate,) = [one["manifest_path"] for one in found["packages"] if one["name"] == "rocketmq"]
             (folder / "source" / "src" / "bin").mkdir()
             for example in RUST_EXAMPLES:
