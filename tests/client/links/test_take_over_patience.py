@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,6 +20,7 @@ from escrowmq.client.links.router import broker_of
 from escrowmq.errors import Code, Overloaded, unsent
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange, ExchangeOptions
+from escrowmq.wire.link import BrokerState, Phase
 
 QUIET = 0.1
 EAST, WEST = (next(key for key in map(str, range(99)) if broker_of(key, 2) == number) for number in (0, 1))
@@ -29,8 +30,14 @@ EAST, WEST = (next(key for key in map(str, range(99)) if broker_of(key, 2) == nu
 class Moving(TwinLink):
     """A shard of several brokers. While ``nobody`` leads each request is refused by the connection."""
 
-    several = True
     nobody = False
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.state = BrokerState(Phase.UP, several=True)
+
+    def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         if self.nobody:
