@@ -52,6 +52,7 @@ def serving(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]
     """Serve a RocketMQ, or a broker of ours with a gateway. Yields the address for RocketMQ clients, and what makes the
     group begin with the first message (docs/from-rocketmq.md)."""
     if kind == "real":
+        rocketmq.libraries()  # may download
         if not isolate():
             raise Absent(f"RocketMQ listens on every address; a network of its own takes root ({last_error()})")
         # As with a topic that is larger than the broker's memory: a new group begins with the newest messages.
