@@ -318,7 +318,7 @@ class _Client:
         try:
             yield
         except grpc.RpcError as problem:
-            code, details = problem.code(), problem.details()  # type: ignore[attr-defined]
+            code, details = problem.code(), problem.details()
             what = f"RocketMQ at {self._address}: {code.name} {details}"
             if code in _AWAY:
                 raise error(Code.BROKER_AWAY, what, "the address of its gRPC proxy, usually port 8081") from None
