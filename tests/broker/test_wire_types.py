@@ -263,7 +263,9 @@ def see_standing(bus: Bus, monkeypatch) -> None:
     assert come.wait(30)
     assert admin.transaction(identity)["asked_session"]
     go.set()
-    assert admin.standing()[0]["consumers"]
+    for _ in bus.router.links[0].read({"source": "standing", "end": 1, "reader": "query", "batch": 1}):
+        pass
+    assert all(admin.standing()[0][kind] for kind in ("consumers", "readers"))
     monkeypatch.setattr(f"{PLACES}.places.MOST_GROUPS", 1)
     monkeypatch.setattr(f"{PLACES}.history.MOST_FRAMES", 0)
     (short,) = admin.message_standing("standing", 0, 0)

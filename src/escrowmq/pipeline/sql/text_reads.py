@@ -8,7 +8,6 @@ processor time of a cursor. Imports no Spark.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,12 +145,6 @@ class TextRead:
         hashed = texts.hash_id(dialect, texts.select_text(dialect, quote(id.name), id.native, id.kind))
         if self.only is not None:
             conditions.append(f"{hashed} % {self.windows} IN ({', '.join(map(str, sorted(self.only)))})")
-        if self.ids is not None and dialect == "sqlite" and not any(set("\0\ufffd") & set(id) for id in self.ids):
-            # SQLite skips most rows by itself; ids of other types, whose text Python makes, are selected later
-            plain = f"typeof({quote(id.name)}) IN ('text', 'integer')"
-            listed = f"CAST({quote(id.name)} AS TEXT) IN (SELECT value FROM json_each(:ids))"
-            conditions.append(f"NOT ({plain} AND NOT {listed})")
-            values["ids"] = json.dumps(self.ids)
         if self.sample is not None and dialect != "sqlite":
             conditions.append(f"{hashed} % {texts.SAMPLED_OF} < {self.sample}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
