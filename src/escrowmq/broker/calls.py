@@ -97,13 +97,13 @@ class Calls:
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
         """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive.
-        ``source``: its connection; messages of several connections take turns. ``allowance``: the memory for the answer
-        to a receive."""
+        ``source``: its connection (of a receive: a Client); messages of several connections take turns. ``allowance``:
+        the memory for the answer to a receive."""
         try:
             if kind == Exchange.RECEIVE:
                 given = checked(ReceiveOptions, options)
                 wait_us = min(given.get("wait_ms", 0), LONGEST_WAIT_MS) * 1000
-                return self._deliveries.receive(given, wait_us, allowance)
+                return self._deliveries.receive(given, wait_us, allowance, source)
             if batch is None:
                 raise error(Code.BAD_BATCH, "a batch is missing")
             check_batch(kind, batch, self.engine.settings)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from escrowmq.broker.actions import act
 from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.views import open_view
+from escrowmq.broker.writer.consumers import Consumers
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.offline import Durable, OfflineLog, open_offline
@@ -67,6 +68,7 @@ class OfflineShard:
         self.clock: Clock = ContinuedClock(SystemClock(), log.last_time_us)
         self.shard = self
         self.listeners = _NoConnections()
+        self.consumers = Consumers()
         self.time_us = log.last_time_us
         self.ledger = fold(log).ledger
         self._lock = threading.Lock()

@@ -191,6 +191,8 @@ def _values_of(console: Console | None) -> Mapping[str, Any]:
     """Return what templates need of a console."""
     if console is None:
         return {"brokers": [], "databases": [], "user": ""}
+    last = console.sampler.last()
+    groups = None if last is None else last.groups
     return {
         "brokers": console.addresses,
         "databases": console.databases,
@@ -198,6 +200,7 @@ def _values_of(console: Console | None) -> Mapping[str, Any]:
         "lacks": console.lacks,
         "lacks_plan": console.lacks_plan,
         "now_us": console.now_us(),
+        "counters": {} if groups is None else {"/dead-letters": groups.dead, "/transactions": groups.undecided},
     }
 
 

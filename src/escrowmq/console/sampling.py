@@ -11,12 +11,38 @@ from dataclasses import dataclass, field
 
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Denied, EscrowError
-from escrowmq.wire.actions import brokers, groups
+from escrowmq.wire.actions import brokers, standing
 
 logger = logging.getLogger(__name__)
 
 SLOW_EVERY = 5
 """Group progress costs a broker more than its counters: it is read with every fifth sample."""
+
+
+MOST_GROUPS = 1_000
+"""Consumer groups whose numbers are kept."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Numbers of one consumer group over all brokers. ``acked``: None from brokers that do not report it."""
+
+    lag: int = 0
+    lag_seconds: float = 0.0
+    dead: int = 0
+    acked: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """One slow sample: the consumer groups by name, and the number of undecided transactions."""
+
+    at: float = 0.0
+    """Monotonic time (s)."""
+    by_name: Mapping[str, Group] = field(default_factory=dict)
+    lag: int = 0
+    dead: int = 0
+    undecided: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +55,8 @@ class Sample:
     answered: Mapping[str, float] = field(default_factory=dict)
     skew_us: int = 0
     """The broker's clock minus this machine's."""
-    lag: float | None = None
-    """Pending messages over all consumer groups."""
-    dead: float | None = None
+    groups: Groups | None = None
+    """The newest slow sample."""
     problem: str = ""
     """The reason why no broker responded."""
 
@@ -58,7 +83,7 @@ class Sampler:
         self._samples: deque[Sample] = deque(maxlen=keep)
         self._closed = threading.Event()
         self._taken = 0
-        self._last_totals: tuple[float | None, float | None] = (None, None)
+        self._groups: Groups | None = None
         self._thread = threading.Thread(target=self._work, name="escrowmq-console-samples", daemon=True)
         self._changed = threading.Condition()
 
@@ -123,26 +148,32 @@ class Sampler:
         answers = self._router.every(ask, self._timeout + 1.0)
         addresses = {number: self._router.links[number].address for number, _ in answers.found}
         if self._taken % SLOW_EVERY == 0:
-            self._last_totals = self._read_totals()
+            self._groups = self._read_groups()
         self._taken += 1
-        lag, dead = self._last_totals
         return Sample(
             time.monotonic(),
             {addresses[number]: stats for number, (_, _, stats) in answers.found},
             {addresses[number]: took for number, (took, _, _) in answers.found},
             min((skew for _, (_, skew, _) in answers.found), key=abs, default=0),
-            lag,
-            dead,
+            self._groups,
         )
 
-    def _read_totals(self) -> tuple[float, float]:
-        """Return pending messages and dead letters over all groups."""
+    def _read_groups(self) -> Groups:
+        """Read the consumer groups, and the undecided transactions, of all brokers."""
 
-        def ask(number: int) -> tuple[int, int]:
+        def ask(number: int) -> standing.Standings:
             deadline = time.monotonic() + self._timeout
-            found = self._router.ask(number, groups.LIST({}), deadline, longest=self._timeout)["groups"]
-            lag = sum(q["waiting"] + q["leased"] + q["retrying"] for group in found for q in group["queues"])
-            return lag, sum(group["dead_letters"] for group in found)
+            return self._router.ask(number, standing.ALL({}), deadline, longest=self._timeout)
 
+        found: dict[str, Group] = {}
         answers = self._router.every(ask, self._timeout + 1.0).values
-        return sum(lag for lag, _ in answers), sum(dead for _, dead in answers)
+        for row in (row for answer in answers for row in answer["consumers"]):
+            one = found.setdefault(row["group"], Group())
+            one.lag += row["lag"]
+            one.lag_seconds = max(one.lag_seconds, row["lag_seconds"])
+            one.dead += row["dead"]
+            one.acked = None if one.acked is None or "acked" not in row else one.acked + row["acked"]
+        undecided = sum(row["open"] + row["parked"] for answer in answers for row in answer["producers"])
+        lag, dead = sum(one.lag for one in found.values()), sum(one.dead for one in found.values())
+        kept = dict(list(found.items())[:MOST_GROUPS])
+        return Groups(time.monotonic(), kept, lag, dead, undecided)

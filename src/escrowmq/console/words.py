@@ -57,6 +57,17 @@ def age(time_us: int | None, now_us: int) -> str:
     return duration(max(now_us - time_us, 0) / 1e6) if time_us else NONE
 
 
+def ago(time_us: int | None, now_us: int) -> str | Markup:
+    """Format a time by its distance, ``3 min ago`` or ``in 3 min``, with the exact time as the title."""
+    if not time_us or not _FIRST_US < time_us <= _LAST_US:
+        return NONE
+    at, seconds = datetime.fromtimestamp(time_us / 1e6, UTC), abs(now_us - time_us) / 1e6
+    largest = " ".join(duration(float(int(seconds))).split(" ")[:2])
+    text = "now" if seconds < 1 else f"{largest} ago" if time_us < now_us else f"in {largest}"
+    exact = f"{at.astimezone():%Y-%m-%d %H:%M:%S.%f %Z}"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), exact, text)
+
+
 def size(count: float | None) -> str:
     """Format ``4194304`` as ``4 MiB``."""
     if count is None:
@@ -111,6 +122,7 @@ FILTERS = {
     "moment": moment,
     "duration": duration,
     "age": age,
+    "ago": ago,
     "size": size,
     "visible": visible,
     "listed": listed,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from escrowmq.broker.actions.answering import answers, does, looks, microseconds, submits
+from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.recording import recorded
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.shard import rules_of
@@ -25,6 +26,7 @@ from escrowmq.ledger.groups.reports import described
 from escrowmq.model import Limits
 from escrowmq.platform.times import to_us
 from escrowmq.wire.actions import groups
+from escrowmq.wire.actions.action import OfGroup
 
 RECORDED_QUEUES = 100
 """Queues of a reset that its record names."""
@@ -160,8 +162,13 @@ submits(
     ),
 )
 does(groups.FENCE, lambda request: Fence(request["group"], request["instance"]))
-looks(
-    groups.MEMBERS,
-    lambda shard, request: {"members": shard.ledger.groups.members(request["group"], shard.ledger.topics)},
-)
+
+
+@answers(groups.MEMBERS)
+def _members(engine: Readable, request: OfGroup) -> groups.Members:
+    ledger, group = engine.shard.ledger, request["group"]
+    found: list[Any] = engine.look(lambda: ledger.groups.members(group, ledger.topics)).result()
+    return {"members": engine.consumers.add_to(group, found, engine.clock.now_us())}
+
+
 looks(groups.LIST, lambda shard, _: {"groups": shard.ledger.groups.describe(shard.ledger.topics, shard.ledger.rules)})

@@ -33,7 +33,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -119,8 +119,11 @@ class Deliveries:
         self._withheld: list[_Line] = []  # lines whose allowance granted nothing; while there are any, a timer runs
         engine.shard.observers.append(self._on_event)
 
-    def receive(self, options: ReceiveOptions, wait_us: int, allowance: Allowance | None) -> Future[pa.RecordBatch]:
-        """Lease and read. Cancelling the future before it is answered withdraws the receive. ``allowance``: rule 7."""
+    def receive(
+        self, options: ReceiveOptions, wait_us: int, allowance: Allowance | None, client: Any = None
+    ) -> Future[pa.RecordBatch]:
+        """Lease and read. Cancelling the future before it is answered withdraws the receive. ``allowance``: rule 7.
+        ``client``: the connection; None in this process."""
         settings, lease_ms = self._engine.settings, options.get("lease_ms")
         command = Receive(
             group=options["group"],
@@ -131,11 +134,12 @@ class Deliveries:
             one_by_one=options.get("one_by_one", False),
         )
         max_bytes = min(options.get("max_bytes", settings.max_batch_bytes), settings.max_batch_bytes)
-        until_us, return_rest = self._engine.clock.now_us() + wait_us, options.get("return_rest", False)
-        receive = _Receive(command, wait_us, until_us, max_bytes, return_rest, Future(), allowance)
+        now_us, return_rest = self._engine.clock.now_us(), options.get("return_rest", False)
+        receive = _Receive(command, wait_us, now_us + wait_us, max_bytes, return_rest, Future(), allowance)
         if command.epoch is not None and command.epoch < self._born:
             problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
             return answer(receive.answer, problem)
+        self._engine.consumers.note(command.group, command.member, client, receive.answer, now_us)
         with self._lock:
             line = self._line_of(command)
             line.receives.append(receive)

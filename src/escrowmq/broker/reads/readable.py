@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from escrowmq.broker.writer.consumers import Consumers
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.seam import StoredLog
@@ -47,6 +48,8 @@ class Readable(Protocol):
     def shard(self) -> HoldsLedger: ...
     @property
     def listeners(self) -> Connected: ...
+    @property
+    def consumers(self) -> Consumers: ...
     @property
     def status(self) -> str: ...
 

@@ -25,7 +25,7 @@ class Standing:
 
 def standing(engine: Readable) -> dict[str, list[Standing]]:
     """Collect the state by kind: ``topic`` (stored, end), ``consumer`` (for each group and topic: lag, leased,
-    retrying, dead, lag_seconds) and ``producer`` (for each group: open, parked, oldest_seconds, connected)."""
+    retrying, dead, lag_seconds, acked) and ``producer`` (for each group: open, parked, oldest_seconds, connected)."""
     found: dict[str, list[Standing]] = engine.look(lambda: _look(engine.shard)).result()
     now_us = engine.clock.now_us()
     behind = [one for one in found["consumer"] if one.oldest >= engine.log.first_position]
@@ -64,7 +64,14 @@ def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
         one = found.setdefault(name, Standing({"group": group.name, "topic": name}, dict.fromkeys(_COUNTED, 0.0)))
         waiting = max(queue.end - max(cursor.next, queue.head), 0)
         leased, retrying = cursor.counts[State.LEASED], cursor.counts[State.RETRYING]
-        counts = (waiting + leased + retrying, leased, retrying, cursor.counts[State.DEAD], 0.0)
+        counts = (
+            waiting + leased + retrying,
+            leased,
+            retrying,
+            cursor.counts[State.DEAD],
+            0.0,
+            cursor.counts[State.ACKED],
+        )
         one.numbers["paused"] = float(group.is_paused(name))
         one.numbers["limited"] = float(group.limits != NO_LIMITS)
         for number, count in zip(_COUNTED, counts, strict=True):
@@ -77,4 +84,4 @@ def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
     return list(found.values())
 
 
-_COUNTED = ("lag", "leased", "retrying", "dead", "lag_seconds")
+_COUNTED = ("lag", "leased", "retrying", "dead", "lag_seconds", "acked")

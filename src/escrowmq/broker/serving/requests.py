@@ -358,7 +358,7 @@ class Requests:
     def _receive(self, number: int, size: int, options: Any) -> None:
         assert self._begun is not None
         allowance = Allowance(self._room, self._held, self._unread, UNREAD_BYTES)
-        begun = self._calls.exchange(Exchange.RECEIVE, None, options, allowance=allowance)
+        begun = self._calls.exchange(Exchange.RECEIVE, None, options, self._connection, allowance)
         self._begun[number] = begun
         group = options.get("group")
         begun.add_done_callback(lambda done: self._on_batch(number, size, group, done, allowance.size))

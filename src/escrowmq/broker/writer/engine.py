@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from escrowmq.broker.failures import answer
 from escrowmq.broker.writer.checkback import Asks, Listener, Listeners
 from escrowmq.broker.writer.committer import Committer
+from escrowmq.broker.writer.consumers import Consumers
 from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
 from escrowmq.broker.writer.recovery import Folded
@@ -104,6 +105,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._receives = WaitingReceives(self.shard)
         self._looks = WaitingLooks()
+        self.consumers = Consumers()
         self.rounds = 0
 
     # Requests

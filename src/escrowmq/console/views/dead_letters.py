@@ -49,6 +49,8 @@ def letters(console: Console, params: Params) -> Page:
         "total": sum(row["dead_letters"] for row in summed.rows),
         "filters": {"cause": cause or "", "topic": topic or "", "older": older or ""},
         "chosen": chosen,
+        "retried": params.text("retried"),
+        "why": params.text("why") or "",
     }
     return Page("dead_letters.html", f"Dead letters of {name}", values, ROOM)
 

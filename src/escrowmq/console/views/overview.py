@@ -26,6 +26,8 @@ class Figure:
     text: str
     unit: str
     picture: Markup
+    top: str = ""
+    """The value at the upper edge of the chart; the lower edge is 0."""
     to: str = ""
     urgent: bool = False
 
@@ -63,7 +65,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
         (
             "Needs an operator",
             [
-                level("dead letters", lambda sample: sample.dead, to="/dead-letters", urgent=True),
+                level("dead letters", lambda s: s.groups and s.groups.dead, to="/dead-letters", urgent=True),
                 level("parked transactions", total("parked"), to="/transactions?state=parked", urgent=True),
                 level("damaged places in the log", total("log_damaged_frames"), urgent=True),
             ],
@@ -74,7 +76,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
                 rate("stored", "messages_total", "half_messages_total"),
                 rate("delivered", "delivered_total", to="/groups"),
                 rate("acknowledged", "acked_messages_total"),
-                level("lag of all groups", lambda sample: sample.lag, "messages", to="/groups"),
+                level("lag of all groups", lambda s: s.groups and s.groups.lag, "messages", to="/groups"),
             ],
         ),
         (
@@ -124,14 +126,20 @@ def _level(samples: Sequence[Sample], name: str, value: _Value, unit: str, to: s
 def _figure(
     samples: Sequence[Sample], values: Sequence[float | None], name: str, unit: str, to: str, urgent: bool
 ) -> Figure:
-    now = values[-1]
-    if unit == "time":
-        text, shown = words.duration(now), ""
-    elif unit == "bytes":
-        text, shown = words.size(now), ""
-    else:
-        text, shown = words.number(None if now is None else float(round(now)) if now >= 10 else now), unit
-    times = [sample.at for sample in samples]
-    span = max(times[-1] - times[0], 30.0)
-    label = f"{name}: {text} {shown}".strip()
-    return Figure(name, text, shown, spark(times, values, span, label), to, urgent and bool(now))
+    return figure([sample.at for sample in samples], values, name, unit, to, urgent=urgent)
+
+
+def figure(
+    times: Sequence[float], values: Sequence[float | None], name: str, unit: str, to: str = "", *, urgent: bool = False
+) -> Figure:
+    """Return the last of ``values`` at ``times`` (monotonic seconds) with their chart."""
+    write = {"time": words.duration, "bytes": words.size}.get(unit, _count)
+    shown = "" if unit in ("time", "bytes") else unit
+    now, top = values[-1], max((value for value in values if value is not None), default=0.0)
+    label = f"{name}: {write(now)} {shown}".strip() + f"; the top of the chart is {write(top)}"
+    picture = spark(times, values, max(times[-1] - times[0], 30.0), label)
+    return Figure(name, write(now), shown, picture, write(top) if top else "", to, urgent and bool(now))
+
+
+def _count(value: float | None) -> str:
+    return words.number(value if value is None or value < 10 else float(round(value)))

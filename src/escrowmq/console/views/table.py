@@ -8,6 +8,7 @@ from escrowmq.console.asked import Answer, Params
 from escrowmq.console.core import Console
 from escrowmq.console.views import (
     acts,
+    databases,
     dead_letters,
     find,
     groups,
@@ -52,9 +53,11 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/transactions/{id}", ["GET"], transactions.transaction),
     ("/dead-letters", ["GET"], dead_letters.groups),
     ("/dead-letters/{group}", ["GET"], dead_letters.letters),
+    ("/dead-letters/{group}/retry", ["POST"], changing_letters.retry),
     ("/dead-letters/{group}/letter", ["GET"], dead_letters.letter),
     ("/dead-letters/{group}/edit", ["GET"], changing_letters.form),
     ("/dead-letters/{group}/edit", ["POST"], changing_letters.edit),
+    ("/databases", ["GET"], databases.databases),
     ("/plans", ["GET"], plans.plans),
     ("/plans", ["POST"], plans.make),
     ("/plans/new", ["GET"], plans.new),
@@ -79,6 +82,7 @@ ROOMS = [
     ("/producers", "Producer groups", "r", ""),
     ("/transactions", "Transactions", "x", ""),
     ("/dead-letters", "Dead letters", "d", ""),
+    ("/databases", "Databases", "b", ""),
     ("/plans", "Plans", "p", "By hand"),
     ("/acts", "Acts", "a", ""),
 ]

@@ -227,6 +227,9 @@ class Member(TypedDict):
     messages: Annotated[int, "held ones"]
     in_doubt: Annotated[int, "those in doubt"]
     held: Annotated[list[HeldLease], "oldest first"]
+    heard_us: NotRequired[Annotated[TimeUs, "of a connected one: when its process was last heard"]]
+    address: NotRequired[Annotated[str | None, "of a connected one; null: in the broker's process"]]
+    receiving: NotRequired[Annotated[bool, "of a connected one: it waits for messages"]]
 
 
 class Members(TypedDict):
@@ -288,7 +291,11 @@ LIMIT = Action("groups.limit", Limit, Limited, "Limit what a consumer group rece
 DELETE = Action("groups.delete", Delete, Deleted, "Delete a consumer group with its state.")
 JOIN = Action("groups.join", Join, Joined, "Become a named member of a consumer group with `in_doubt` `hold`.")
 MEMBERS = Action(
-    "groups.members", OfGroup, Members, "Members of a consumer group with their messages.", reads_only=True
+    "groups.members",
+    OfGroup,
+    Members,
+    "Connected consumers of a group, and its members with their messages.",
+    reads_only=True,
 )
 FENCE = Action("groups.fence", FenceMember, Fenced, "Fence a silent named member, and release its messages.")
 LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with their positions.", reads_only=True)

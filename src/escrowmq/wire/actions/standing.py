@@ -44,6 +44,7 @@ class ConsumersStand(TypedDict):
     receiving: Annotated[int, "waiting receives of the group, in any topic"]
     paused: NotRequired[Annotated[bool, "nothing of the topic is delivered to the group"]]
     limited: NotRequired[Annotated[bool, "the group has limits"]]
+    acked: NotRequired[Annotated[int, "acknowledged ones since the group began, or was reset"]]
 
 
 class ProducersStand(TypedDict):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
+from urllib.parse import urlencode
 
 from escrowmq.console.asked import Answer, Page, Params, Redirect
 from escrowmq.console.core import Console
@@ -50,6 +52,22 @@ def edit(console: Console, params: Params) -> Answer:
     changes = _changes(params, old["message"])
     console.admin.edit_dead_letter(name, item, message_id=_check_id(params.form_value("new_id")), why=why, **changes)
     return Redirect(f"/find?q={old['topic']}/{old['queue']}/{old['offset']}")
+
+
+def retry(console: Console, params: Params) -> Answer:
+    """Deliver one dead letter of the list again, as it was shown there. Redirects to the list."""
+    name = check_name(params.places["group"], Code.BAD_GROUP_NAME)
+    why = reason(params)
+    try:
+        item = json.loads(params.form_value("letter"))
+        place = f"{item['topic']}/{item['queue']:d}/{item['offset']:d}"
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise error(Code.BAD_ARGUMENT, "this form names no dead letter", "load the page anew") from None
+    (code,) = console.admin.settle_dead_letters(name, [item], "retry", why=why)
+    if code is not Code.OK:
+        raise error(code, f"{place} was not retried: {code.sentence}", "look at the group's dead letters again")
+    kept = {field: value for field in ("cause", "topic", "older") if (value := params.form_text(field)) is not None}
+    return Redirect(f"{ROOM}/{name}?" + urlencode({**kept, "retried": place, "why": why}))
 
 
 def is_editable(name: str) -> bool:
