@@ -1,4 +1,4 @@
-"""Prometheus metrics of this process's own operations: sends, prepares, decisions, relay steps, handled messages.
+"""Prometheus metrics of this process's own operations: sends, prepares, decisions, relay steps, handling, settlements.
 
     from escrowmq import client_metrics
 
@@ -29,7 +29,7 @@ def instrument(registry: CollectorRegistry | None = None) -> Callable[[], None]:
     """Count and time every operation of this process from now on.
 
     The metrics, in ``registry`` (None: the default one), have the label ``operation``: ``send``, ``prepare``, ``end``,
-    ``store``, ``relay`` or ``handle``.
+    ``store``, ``relay``, ``handle`` or ``settle``.
 
     - ``escrowmq_client_operations_total``, also with ``result``: ``OK``, the code of an error, or ``FAILED``
     - ``escrowmq_client_messages_total``: messages of operations that succeeded

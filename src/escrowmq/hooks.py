@@ -1,4 +1,5 @@
-"""Hooks: your code before and after each send, prepare, decision, stored outbox row, relay step and handled message.
+"""Hooks: your code before and after each send, prepare, decision, stored outbox row, relay step, handled message, and
+settlement.
 
 A hook is a function from a :class:`Call` to a context manager, which is entered before the operation and left after
 it. What the operation raises is raised inside the context manager::
@@ -32,7 +33,8 @@ class Call:
     """One operation. Fields that it does not have are None or empty."""
 
     operation: str
-    """``send``, ``prepare``, ``end`` (commit or roll back), ``store`` (outbox rows), ``relay`` or ``handle``."""
+    """``send``, ``prepare``, ``end`` (commit or roll back), ``store`` (outbox rows), ``relay``, ``handle``, or
+    ``settle`` (acknowledge, return or reject received messages; in the background unless the caller waits for it)."""
     topic: str | None = None
     """None for an end, and for messages of several topics."""
     count: int = 1
@@ -41,14 +43,14 @@ class Call:
     """What is sent (:class:`~escrowmq.Message`), stored (rows of the outbox) or handled (received messages, or a
     received batch); empty for columns that are sent or relayed."""
     columns: Any = None
-    """The Arrow batch of what is sent, relayed or handled as a batch of columns."""
+    """The Arrow batch of what is sent, relayed, settled, or handled as a batch of columns."""
     properties: list[Mapping[str, str] | None] | None = None
     """The properties of each of ``messages`` to send or store: a hook may replace entries before the operation."""
     max_properties_bytes: int = 0
     """The limit for names and values of one message's properties."""
     transaction_id: Any = None
     outcome: Any = None
-    """The decision of an ``end``."""
+    """The decision of an ``end``, the :class:`~escrowmq.model.Act` of a ``settle``."""
     result: Any = None
     """Set when the operation has succeeded: a receipt, receipts, or codes."""
 

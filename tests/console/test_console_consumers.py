@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from escrowmq.console.words import ago
 
 
 @pytest.fixture
-def url(tmp_path: Path):
+def url(tmp_path: Path) -> Iterator[str]:
     with served_broker(tmp_path / "data") as at:
         yield at
 
@@ -28,7 +28,7 @@ def test_a_group_shows_who_is_connected_and_what_each_holds(url: str, open_conso
     with mq.connect(url) as bus, mq.connect(url) as other:
         for number in range(10):
             bus.producer("shop").send("orders", b"x", key=str(number))
-        with bus.consumer("cart", ["orders"], prefetch=0) as holds, other.consumer("cart", ["orders"]) as waits:
+        with bus.consumer("cart", ["orders"]) as holds, other.consumer("cart", ["orders"]) as waits:
             held = holds.receive(20, wait=30)
             assert len(held) == 10
             assert not waits.receive(1, wait=0.1)  # it goes on waiting, ahead of its caller
@@ -37,12 +37,11 @@ def test_a_group_shows_who_is_connected_and_what_each_holds(url: str, open_conso
             assert members[0]["receiving"]
             assert not members[10]["receiving"]
             assert members[0]["address"] != members[10]["address"]
-            page = open_console(url).get("/groups/cart").text
+            page = open_console(url).get("/groups/cart")
             assert "waits for messages" in page
             assert "handles messages" in page
             assert str(members[0]["address"]) in page
             assert str(members[10]["address"]) in page
-        assert [one["messages"] for one in bus.admin.members("cart")] == [0] or not bus.admin.members("cart")
 
 
 def test_a_client_that_is_gone_is_not_connected_though_it_holds_messages(url: str) -> None:
@@ -59,30 +58,29 @@ def test_a_client_that_is_gone_is_not_connected_though_it_holds_messages(url: st
         assert bus.admin.members("cart")[0]["instance"] == "one"
 
 
-def test_one_dead_letter_is_retried_from_the_list_with_its_reason(url: str, open_console: Callable[..., Visitor]) -> None:
+def test_a_dead_letter_is_retried_from_the_list_with_a_reason(url: str, open_console: Callable[..., Visitor]) -> None:
     with mq.connect(url) as bus:
         for number in range(3):
             bus.producer("shop").send("orders", b"x", key=f"k-{number}")
         fail_all(bus, "cart", "orders", {}, 3)
         visitor = open_console(url)
-        page = visitor.get("/dead-letters/cart").text
+        page = visitor.get("/dead-letters/cart")
         letters = [unescape(value) for value in re.findall(r'name="letter" value="([^"]*)"', page)]
         assert len(letters) == 3
-        refused = visitor.post("/dead-letters/cart/retry", letter=letters[1])
-        assert refused.status_code == 400
+        visitor.post("/dead-letters/cart/retry", 400, letter=letters[1])
         assert len(bus.admin.dead_letters("cart")) == 3
         done = visitor.post("/dead-letters/cart/retry", letter=letters[1], why="the price is back")
-        assert done.status_code == 303
         item = json.loads(letters[1])
         left = [(one["topic"], one["queue"], one["offset"]) for one in bus.admin.dead_letters("cart")]
         assert len(left) == 2
         assert (item["topic"], item["queue"], item["offset"]) not in left
         assert bus.admin.acts(newest=True)[0]["why"] == "the price is back"
-        again = visitor.post("/dead-letters/cart/retry", letter=letters[1], why="twice")
-        assert again.status_code == 404
-        assert "Retry" in visitor.get(done.headers["location"]).text
+        visitor.post("/dead-letters/cart/retry", 404, letter=letters[1], why="twice")
+        page = visitor.get(done)
+        assert "See what became of" in page
+        assert 'value="the price is back"' in page
         for wrong in ("", "[]", '{"topic": 1}', "{"):
-            assert visitor.post("/dead-letters/cart/retry", letter=wrong, why="x").status_code == 400
+            visitor.post("/dead-letters/cart/retry", 400, letter=wrong, why="x")
         assert len(bus.admin.dead_letters("cart")) == 2
 
 
@@ -93,10 +91,10 @@ def test_the_menu_counts_dead_letters_and_undecided(url: str, open_console: Call
         for _ in range(2):
             bus.producer("pay", unasked=True).transaction().send("orders", b"y")
         visitor = open_console(url)
-        while 'title="1 dead letters"' not in (page := visitor.get("/topics").text):
+        while 'title="1 dead letters"' not in (page := visitor.get("/topics")):
             pass
         assert 'title="2 undecided"' in page
-        while "the top of the chart" not in visitor.get("/groups/cart").text:
+        while "the top of the chart" not in visitor.get("/groups/cart"):
             pass
 
 
@@ -107,12 +105,10 @@ def test_databases_show_their_outboxes(url: str, tmp_path: Path, open_console: C
     with engine.begin() as connection:
         for number in range(3):
             outbox.send_tx(connection, "orders", b"x", key=str(number))
-    page = open_console(url, engines={"shop": engine}).get("/databases").text if False else None
-    visitor = open_console(url, databases=[database])
-    page = visitor.get("/databases").text
+    page = open_console(url, databases=[database]).get("/databases")
     assert re.search(r'data-label="Unsent" class="number">3<', page)
     assert "shop.db" in page
-    assert "no databases" in open_console(url).get("/databases").text
+    assert "no databases" in open_console(url).get("/databases")
     engine.dispose()
 
 

@@ -157,6 +157,44 @@ def test_a_batch_is_linked_with_the_traces_of_its_messages(spans: Spans, tmp_pat
     assert [trace_of_link.context.span_id for trace_of_link in process.links] == [send.context.span_id] * 3  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("act", ["ack", "nack", "reject", "release"])
+def test_a_settlement_is_linked_with_its_message(spans: Spans, tmp_path: Path, act: str) -> None:
+    with mq.connect(f"file:{tmp_path}") as bus:
+        bus.producer("shop").send("orders", b"one")
+        with bus.consumer("cart", "orders") as consumer:
+            for message in consumer:
+                getattr(message, act)()
+                break
+    send, process, settle = map(spans.one, ("send orders", "process orders", f"{act} orders"))
+    assert settle.kind is trace.SpanKind.CLIENT
+    assert is_child(settle, process)
+    assert [link.context.span_id for link in settle.links] == [send.context.span_id]  # type: ignore[union-attr]
+    assert settle.attributes is not None
+    assert settle.attributes["messaging.operation.type"] == "settle"
+    assert settle.attributes["messaging.operation.name"] == act
+    assert settle.attributes["messaging.message.id"] == message.message_id.hex()
+
+
+async def test_settlements_of_tasks_and_batches_are_linked_too(spans: Spans, tmp_path: Path) -> None:
+    async with await mq.aconnect(f"file:{tmp_path}", default_queues=1) as bus:
+        producer = bus.producer("shop")
+        for number in range(3):
+            await producer.send("orders", b"%d" % number)
+        consumer = await bus.consumer("cart", "orders")
+        batch = await consumer.receive_batch(2, wait=30)
+        await batch.ack()
+        (message,) = await consumer.receive(1, wait=30)
+        await message.extend(30)
+        await message.nack()
+        await consumer.close()
+    first, second, third = (span.context for span in spans.all("send orders"))
+    whole, one = spans.one("ack"), spans.one("nack orders")
+    assert [link.context for link in whole.links] == [first, second]
+    assert whole.attributes is not None
+    assert whole.attributes["messaging.batch.message_count"] == 2
+    assert [link.context for link in one.links] == [third]
+
+
 def test_what_a_handler_raises_is_in_the_span_of_its_message(spans: Spans, tmp_path: Path) -> None:
     with mq.connect(f"file:{tmp_path}") as bus:
         bus.producer("shop").send("orders", b"one")

@@ -102,13 +102,25 @@ def _relay(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
         span.set_attribute("messaging.escrowmq.refused", int((call.result != 0).sum()))
 
 
+@contextmanager
+def _settle(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    more: dict[str, Any] = {"messaging.operation.type": "settle"}
+    if call.topic is None:
+        more["messaging.batch.message_count"] = call.count
+    elif "message_id" in call.columns.schema.names:
+        more["messaging.message.id"] = call.columns.column("message_id")[0].as_py().hex()
+    operation = call.outcome.name.lower()
+    with span_of(tracer, operation, call.topic, SpanKind.CLIENT, more, links_of(call.columns)):
+        yield
+
+
 def _handle(call: hooks.Call, tracer: Tracer) -> Any:
     return processing(call.messages[0], tracer) if call.columns is None else processing_batch(call.messages, tracer)
 
 
 _Make = Callable[[hooks.Call, Tracer], Any]
 _SPANS: dict[str, _Make] = {**dict.fromkeys(("send", "prepare"), _send), "end": _end, "store": _store}
-_SPANS |= {"relay": _relay, "handle": _handle}
+_SPANS |= {"relay": _relay, "handle": _handle, "settle": _settle}
 
 
 def _add_context(call: hooks.Call, span: Span) -> None:

@@ -11,11 +11,11 @@ from opentelemetry import metrics
 from opentelemetry.metrics import MeterProvider
 
 from escrowmq import hooks
-from escrowmq.model import Outcome
+from escrowmq.model import Act, Outcome
 
 _SECONDS = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10]
 """Boundaries of durations, as the conventions advise."""
-_TYPES = {"send": "send", "prepare": "send", "relay": "send", "end": "settle", "handle": "process"}
+_TYPES = {"send": "send", "prepare": "send", "relay": "send", "end": "settle", "settle": "settle", "handle": "process"}
 """The operation's type, by its name; other operations do not reach a broker."""
 
 
@@ -36,7 +36,7 @@ def hook_of(provider: MeterProvider | None) -> hooks.Hook:
             yield
             return
         given: dict[str, str] = {"messaging.system": "escrowmq", "messaging.operation.type": kind}
-        ends = isinstance(call.outcome, Outcome)
+        ends = isinstance(call.outcome, Outcome | Act)
         given["messaging.operation.name"] = call.outcome.name.lower() if ends else call.operation
         if call.topic is not None:
             given["messaging.destination.name"] = call.topic

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from escrowmq import hooks
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher, missing_brokers
 from escrowmq.client.consuming.membership import Membership
@@ -161,6 +162,14 @@ class Consumption:
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
         """Settle one message, coalesced with others; ``waiter`` gets its answer."""
+        if hooks.installed and act != Act.EXTEND:
+            one = hooks.Call("settle", rows.list("topic")[row], columns=rows.batch.slice(row, 1), outcome=act)
+            with hooks.around(one):
+                self._act(rows, row, act, delay_us, cause, waiter)
+        else:
+            self._act(rows, row, act, delay_us, cause, waiter)
+
+    def _act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any) -> None:
         handle = rows.handle(row)
         if self._membership is not None and act != Act.EXTEND:
             self._membership.settle(rows.number, handle[0])
@@ -199,6 +208,13 @@ class Consumption:
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
         """Settle a whole batch, without its withdrawn messages; with ``wait``, raises the first refusal."""
+        if hooks.installed and act != Act.EXTEND:
+            with hooks.around(hooks.Call("settle", None, rows.count, columns=rows.batch, outcome=act)):
+                await self._act_on_all(rows, act, delay_us, cause, wait)
+        else:
+            await self._act_on_all(rows, act, delay_us, cause, wait)
+
+    async def _act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
         mine = self._without_withdrawn(rows, count=act != Act.EXTEND)
         if not mine.num_rows:
             if rows.count and wait:
