@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import escrowmq as mq
 from escrowmq import client_metrics, hooks, outbox
+from escrowmq.model import Act
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.opening import open_target
 
@@ -67,7 +68,9 @@ def test_each_operation_of_a_program_is_one_call(recorder: Recorder, tmp_path: P
     end = ("end", None, 1)
     sent = [prepare, end, ("send", "orders", 1), ("send", None, 2), ("send", None, 1), prepare, end]
     assert recorder.operations()[:7] == sent
-    assert {one[0] for one in recorder.operations()[7:]} == {"handle"}
+    assert {one[0] for one in recorder.operations()[7:]} == {"handle", "settle"}
+    settles = [call for call in recorder.calls if call.operation == "settle"]
+    assert [(call.topic, call.count, call.outcome) for call in settles] == [("orders", 1, Act.ACK)] * 2
     first, commit = recorder.calls[:2]
     assert (first.messages[0].body, first.result.transaction_id) == (b"1", commit.transaction_id)
     assert (commit.outcome, commit.result) == (mq.COMMIT, mq.Code.COMMITTED)
@@ -84,7 +87,7 @@ async def test_the_awaited_face_has_the_same_calls(recorder: Recorder, tmp_path:
         async for batch in consumer.batches(10, idle_timeout=1):
             await batch.ack()
             break
-    assert [one[0] for one in recorder.operations()] == ["prepare", "end", "send", "handle"]
+    assert [one[0] for one in recorder.operations()] == ["prepare", "end", "send", "handle", "settle"]
     assert recorder.calls[3].columns.num_rows == recorder.calls[3].count
 
 

@@ -181,18 +181,20 @@ async def test_settlements_of_tasks_and_batches_are_linked_too(spans: Spans, tmp
         for number in range(3):
             await producer.send("orders", b"%d" % number)
         consumer = await bus.consumer("cart", "orders")
-        batch = await consumer.receive_batch(2, wait=30)
-        await batch.ack()
+        async for batch in consumer.batches(100):
+            await batch.ack()
+            break
+        await producer.send("orders", b"3")
         (message,) = await consumer.receive(1, wait=30)
         await message.extend(30)
         await message.nack()
         await consumer.close()
-    first, second, third = (span.context for span in spans.all("send orders"))
+    *first, last = (span.context.span_id for span in spans.all("send orders") if span.context is not None)
     whole, one = spans.one("ack"), spans.one("nack orders")
-    assert [link.context for link in whole.links] == [first, second]
+    assert [link.context.span_id for link in whole.links] == first
     assert whole.attributes is not None
-    assert whole.attributes["messaging.batch.message_count"] == 2
-    assert [link.context for link in one.links] == [third]
+    assert whole.attributes["messaging.batch.message_count"] == 3
+    assert [link.context.span_id for link in one.links] == [last]
 
 
 def test_what_a_handler_raises_is_in_the_span_of_its_message(spans: Spans, tmp_path: Path) -> None:

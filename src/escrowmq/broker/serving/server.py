@@ -41,6 +41,7 @@ from escrowmq.broker.serving.room import Room
 from escrowmq.broker.serving.streams import Workers
 from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
+from escrowmq.platform.listening import shown
 from escrowmq.platform.memory import return_freed_memory
 from escrowmq.rights import Guard
 from escrowmq.wire import PROTOCOL_VERSION, Json, frames
@@ -299,7 +300,8 @@ class Server:
 
     def _add(self, accepted: socket.socket, address: object, source: str) -> None:
         accepted.setblocking(False)
-        peer = f"{next(self._numbers)}:{address or 'unix'}"
+        at = f"{shown(source)}:{address[1]}" if isinstance(address, tuple) else source
+        peer = f"{next(self._numbers)}:{at}"
         local = accepted.family == socket.AF_UNIX
         channel: Channel = (
             PlainChannel(accepted) if self._tls is None or local else TlsChannel(accepted, self._tls, server=True)

@@ -19,6 +19,7 @@ class Client(Protocol):
     """The connection of a consumer."""
 
     peer: str
+    """Its number, a colon, and its address."""
     heard: float
     """Monotonic time (s) of its last bytes."""
     closed: bool
@@ -70,6 +71,6 @@ def _describe(one: _Noted, now_us: int) -> dict[str, Any]:
     heard_us = 0 if client is None else now_us - int((time.monotonic() - client.heard) * 1e6)
     return {
         "heard_us": max(heard_us, one.received_us),
-        "address": None if client is None else client.peer,
+        "address": None if client is None else client.peer.partition(":")[2],
         "receiving": waiting is not None and not waiting.done(),
     }
