@@ -155,18 +155,20 @@ def show(brokers: Brokers, name: Name) -> None:
 
 @app.command("members")
 def members(brokers: Brokers, name: Name) -> None:
-    """List the members of a consumer group with their messages, in doubt or not."""
+    """List the connected consumers of a group, and its members with their messages, in doubt or not."""
     with brokers.admin() as admin:
-        found = admin.members(name)
+        found, now_us = admin.members(name), 0 if brokers.json else broker_time(admin)
     columns: Columns = {
         "member": lambda member: member["instance"] or f"#{member['member']:x}",
         "state": lambda member: "unnamed" if member["instance"] is None else "fenced" if member["fenced"] else "joined",
         ">messages": "messages",
         ">in doubt": "in_doubt",
         "holds": lambda member: _format_leases(member["held"]),
+        "connected from": lambda member: member.get("address", "-") or "the broker's process",
+        "heard": lambda member: ago(member.get("heard_us"), now_us),
         "broker": "broker",
     }
-    print_rows(found, brokers.json, columns, "nobody holds anything")
+    print_rows(found, brokers.json, columns, "no consumer is connected, and none holds anything")
 
 
 @app.command("fence")
