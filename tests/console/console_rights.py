@@ -108,6 +108,7 @@ def form_of(path: str, world: World, digest: str = "") -> dict[str, Any]:
             **{name: letter[name] for name in ("topic", "queue", "offset", "dead_us", "attempts")},
             **{"broker": world.broker, "new_id": "ab" * 16, "why": "a test"},
         },
+        "/dead-letters/{group}/retry": {"letter": json.dumps(dict(letter)), "why": "a test"},
         "/plans": {"act": "dead_letters.retry", "group": GROUP, "why": "a test"},
         "/plans/{id}/dry-run": {},
         "/plans/{id}/run": {"digest": digest},

@@ -49,6 +49,7 @@ def paths_of(bus: mq.Bus, group: str) -> list[str]:
             "/producers/shop/alter",
             "/transactions",
             "/dead-letters",
+            "/databases",
             "/plans",
             "/acts",
         ),

@@ -52,6 +52,8 @@ PAGES: dict[tuple[str, str], list[list[str]]] = {
     ("GET", "/dead-letters/{group}/letter"): [["view", READ]],
     ("GET", "/dead-letters/{group}/edit"): [["view", READ]],
     ("POST", "/dead-letters/{group}/edit"): [["view", READ, ACT]],
+    ("POST", "/dead-letters/{group}/retry"): [[ACT]],
+    ("GET", "/databases"): [["view"]],
     ("GET", "/plans"): [["view"]],
     ("POST", "/plans"): [[ACT, "view"]],
     ("GET", "/plans/new"): [["view"]],
@@ -69,8 +71,8 @@ PAGES: dict[tuple[str, str], list[list[str]]] = {
 """By method and path: sets of rights of which each is enough, in the order of their refusal. Without one it is open to
 every session."""
 OPEN = {("GET", "/login"), ("POST", "/login"), ("POST", "/logout"), ("GET", "/static/{name}")}
-NOTHING_THERE = {"/work/{id}", "/groups/{group}/fence"}
-"""There is no job and no member: who may do it gets 404."""
+NOTHING_THERE = {"/work/{id}", "/groups/{group}/fence", "/dead-letters/{group}/retry"}
+"""There is no job and no member, and the dead letter was edited before: who may do it gets 404."""
 NO_PLAN = "20260101-000000-000000"
 
 

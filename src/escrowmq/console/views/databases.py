@@ -12,6 +12,7 @@ ROOM = "/databases"
 
 def databases(console: Console, params: Params) -> Page:
     """Show the outbox of each database, and its pending work."""
+    console.require_view()
     sources = Sources(console.bus, list(console.engines.values()))
     stands: list[DatabaseStands] = []
     causes: list[Cause] = []
