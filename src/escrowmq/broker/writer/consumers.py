@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 MOST = 10_000
 """Consumers that are noted. Above: the one that received longest ago is forgotten."""
+SWEEP = 256
+"""New consumers between two searches for closed connections."""
 SILENT_SECONDS = 60.0
 """Time (s) without a receive after which a consumer that holds nothing is not listed."""
 
@@ -43,7 +45,9 @@ class Consumers:
     def note(self, group: str, member: int, client: Client | None, answer: Future[Any], now_us: int) -> None:
         """Note a receive, and the future of its answer."""
         with self._lock:
-            self._noted.pop((group, member), None)
+            known = self._noted.pop((group, member), None)
+            if known is None and len(self._noted) % SWEEP == SWEEP - 1:
+                self._drop_closed()
             self._noted[group, member] = _Noted(now_us, client, weakref.ref(answer))
             if len(self._noted) > MOST:
                 del self._noted[next(iter(self._noted))]
@@ -52,7 +56,7 @@ class Consumers:
         """Add ``heard_us``, ``address`` and ``receiving`` to the members of a group that are connected, and append the
         connected ones that hold nothing."""
         with self._lock:
-            self._noted = {key: one for key, one in self._noted.items() if not (one.client and one.client.closed)}
+            self._drop_closed()
             noted = {member: one for (name, member), one in self._noted.items() if name == group}
         for found in members:
             if (one := noted.pop(found["member"], None)) is not None:
@@ -64,6 +68,10 @@ class Consumers:
             if described["receiving"] or now_us - one.received_us < SILENT_SECONDS * 1e6:
                 members.append({"member": member, **idle, **described})
         return members
+
+    def _drop_closed(self) -> None:
+        """Forget the consumers of closed connections. Requires the lock."""
+        self._noted = {key: one for key, one in self._noted.items() if not (one.client and one.client.closed)}
 
 
 def _describe(one: _Noted, now_us: int) -> dict[str, Any]:
