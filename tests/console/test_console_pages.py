@@ -53,7 +53,7 @@ def test_a_message_with_its_properties_and_body(visitor: Visitor, world: mq.Bus)
 
 
 def test_groups_producers_and_transactions(visitor: Visitor, world: mq.Bus) -> None:
-    assert "books orders 0 0 0 0 60" in text(visitor.get("/groups"))
+    assert "books orders 0 – 0 0 0 60" in text(visitor.get("/groups"))
     page = text(visitor.get("/groups/books"))
     assert "up to 16; then a dead letter" in page
     producers = text(visitor.get("/producers"))
