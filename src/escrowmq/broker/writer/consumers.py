@@ -62,7 +62,7 @@ class Consumers:
             if (one := noted.pop(found["member"], None)) is not None:
                 found |= _describe(one, now_us)
         unnamed = {"instance": None, "epoch": None, "fenced": None, "joined_us": None}
-        idle = {**unnamed, "leases": 0, "messages": 0, "in_doubt": 0, "held": []}
+        idle: dict[str, Any] = {**unnamed, "leases": 0, "messages": 0, "in_doubt": 0, "held": []}
         for member, one in noted.items():
             described = _describe(one, now_us)
             if described["receiving"] or now_us - one.received_us < SILENT_SECONDS * 1e6:
