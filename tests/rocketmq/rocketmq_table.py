@@ -36,16 +36,19 @@ FEATURES = {
 }
 """What each case shows."""
 LIMITATIONS = {
+    ("python", "test_a_delayed_message_is_recalled"): "limitation: a late recall raises nothing",
     ("go", "test_it_answers_check_backs_after_the_gateway_was_killed"): "limitation: after up to 5 minutes",
     ("rust", "test_it_answers_check_backs_after_the_gateway_was_killed"): "limitation: another process only",
 }
 """Limitations of clients, which docs/rocketmq.md explains."""
 MISSING = {
-    ("rust", "test_a_delayed_message_is_recalled"),
-    ("rust", "test_a_push_consumer_gets_a_message_again_that_it_failed"),
-    ("rust", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"),
+    ("rust", "test_a_delayed_message_is_recalled"): "not in this client",
+    ("rust", "test_a_push_consumer_gets_a_message_again_that_it_failed"): "not in this client",
+    ("rust", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"): "not in this client",
+    ("node", "test_a_push_consumer_gets_a_message_again_that_it_failed"): "open: gets no message",
+    ("node", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"): "open: gets no message",
 }
-"""What a client does not have: there is no case."""
+"""What has no case, and why."""
 FAILS, NOT_RUN = "**fails**", "not run"
 Outcomes = Mapping[tuple[str, str], bool]
 """Whether all cases of a language and a test passed."""
@@ -90,7 +93,7 @@ def page(outcomes: Outcomes) -> str:
 
 def _cell(case: tuple[str, str], outcomes: Outcomes) -> str:
     if case in MISSING:
-        return "not in this client"
+        return MISSING[case]
     if case not in outcomes:
         return NOT_RUN
     return LIMITATIONS.get(case, "works") if outcomes[case] else FAILS

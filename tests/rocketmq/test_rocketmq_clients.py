@@ -18,6 +18,8 @@ NO_STREAM_AFTER_A_RESTART = ("go", "rust")
 """Clients that do not open their stream again within PATIENCE after a restart (docs/rocketmq.md)."""
 WITHOUT_RUST = pytest.mark.parametrize("run", [one for one in LANGUAGES if one != "rust"], indirect=True)
 """For what the Rust client does not have."""
+PUSH = pytest.mark.parametrize("run", ["python", "java", "go"], indirect=True)
+"""The push consumer of Node got no message within PATIENCE (docs/rocketmq.md)."""
 pytestmark = pytest.mark.timeout(1200)  # the first test of a language builds its program
 
 
@@ -128,10 +130,11 @@ def test_a_delayed_message_is_recalled(run: Run, bus: mq.Bus) -> None:
     assert delayed() == before
     assert client.is_empty()
     client.request("recall", handle="00" * 16)
-    assert "error" in client.answer()
+    refused = client.answer()
+    assert "error" in refused or not refused["id"]  # the Python client returns an empty id
 
 
-@WITHOUT_RUST
+@PUSH
 def test_a_push_consumer_gets_a_message_again_that_it_failed(
     run: Run, bus: mq.Bus, topic: str, eventually: Any
 ) -> None:
@@ -146,7 +149,7 @@ def test_a_push_consumer_gets_a_message_again_that_it_failed(
     assert client.pushed.empty()
 
 
-@WITHOUT_RUST
+@PUSH
 def test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter(
     run: Run, bus: mq.Bus, topic: str, eventually: Any
 ) -> None:
