@@ -313,7 +313,7 @@ ONLY_SERVED = {
         ("SteppedDown", "seconds"),
         ("SteppedDown", "leader"),
     )
-}
+} | {("escrowmq.wire.actions.groups.Member", "address")}
 """What a broker tells only as a process: tests/broker/replicas/ looks at it."""
 
 
