@@ -1,4 +1,4 @@
-"""The program of docs/delta.md, killed around the table's commit and started again: each message is in the table once."""
+"""The program of docs/delta.md, killed around the commit of the table and started again: each message is there once."""
 
 from __future__ import annotations
 

@@ -258,6 +258,9 @@ class Ledger:
         if decided.num_rows:
             self._apply_decided(decided, position, time_us)
 
+    def _apply_recalled(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
+        self.delays.take(batch.column("delayed").to_numpy())
+
     def _apply_trimmed(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.trimmed_position = batch.column("position")[0].as_py()
         self._keeping.apply_trimmed(self.trimmed_position)
@@ -281,7 +284,7 @@ class Ledger:
         Kind.RELEASED: lambda self, batch, _, time_us: self._append(
             *self.delays.take(batch.column("delayed").to_numpy()), time_us
         ),
-        Kind.RECALLED: lambda self, batch, _, __: self.delays.take(batch.column("delayed").to_numpy()),
+        Kind.RECALLED: _apply_recalled,
         Kind.TOPIC: lambda self, batch, _, __: self._keeping.apply_topic(batch),
         Kind.TOPIC_ALTERED: lambda self, batch, _, __: self.topics.apply_altered(batch),
         Kind.TOPIC_DELETED: lambda self, batch, position, _: self._keeping.apply_deleted(batch, position),

@@ -153,7 +153,8 @@ def plain_positions(engine: Readable, topic: str, message_id: bytes) -> Int64s:
     """Return the positions of the plain messages of a topic with an id."""
     parts = [positions for positions, _ in _matches(engine, _end(engine), message_id, None, topic)]
     positions = np.concatenate([np.empty(0, np.int64), *parts])
-    return positions[np.asarray(engine.log.kind_at(positions)) == Kind.PLAIN]
+    plain: Int64s = positions[np.asarray(engine.log.kind_at(positions)) == Kind.PLAIN]
+    return plain
 
 
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:

@@ -52,7 +52,7 @@ class Consumers:
             if len(self._noted) > MOST:
                 del self._noted[next(iter(self._noted))]
 
-    def add_to(self, group: str, members: list[dict[str, Any]], now_us: int) -> list[dict[str, Any]]:
+    def add_to(self, group: str, members: list[Any], now_us: int) -> list[Any]:
         """Add ``heard_us``, ``address`` and ``receiving`` to the members of a group that are connected, and append the
         connected ones that hold nothing."""
         with self._lock:

@@ -65,7 +65,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
         (
             "Needs an operator",
             [
-                level("dead letters", lambda s: s.groups and s.groups.dead, to="/dead-letters", urgent=True),
+                level("dead letters", lambda s: s.groups.dead if s.groups else None, to="/dead-letters", urgent=True),
                 level("parked transactions", total("parked"), to="/transactions?state=parked", urgent=True),
                 level("damaged places in the log", total("log_damaged_frames"), urgent=True),
             ],
@@ -76,7 +76,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
                 rate("stored", "messages_total", "half_messages_total"),
                 rate("delivered", "delivered_total", to="/groups"),
                 rate("acknowledged", "acked_messages_total"),
-                level("lag of all groups", lambda s: s.groups and s.groups.lag, "messages", to="/groups"),
+                level("lag of all groups", lambda s: s.groups.lag if s.groups else None, "messages", to="/groups"),
             ],
         ),
         (
