@@ -90,6 +90,7 @@ def test_errors_of_the_source_come_to_the_client(connect: Connect) -> None:
     connect.run("refused")
 
 
+@pytest.mark.long
 def test_a_stream_is_exactly_once_though_client_and_server_are_killed(
     connect: Connect, eventually: Callable[..., Any]
 ) -> None:

@@ -24,7 +24,7 @@ from option_streams import QUERIES, STEPS
 import escrowmq as mq
 from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).with_name("option_streams.py")
 RUNNING = ("planned", "reading", "prepared", "deciding")
