@@ -32,6 +32,7 @@ from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
+    from escrowmq.pipeline.audit.verdict import Verdict
     from escrowmq.pipeline.sweeps import Books, Swept, schedule
 
 Master = Annotated[str | None, Option(help="A Spark cluster (spark://HOST:PORT) instead of this machine.")]
