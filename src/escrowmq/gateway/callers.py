@@ -94,7 +94,7 @@ class Callers:
         if caller is None or not caller.gateway.done() or caller.gateway.exception():
             return False
         links = caller.gateway.result().bus.router.links
-        return any(isinstance(link, ReturningLink) and link.there for link in links)
+        return any(isinstance(link, ReturningLink) and link.state.is_there for link in links)
 
     async def _open(self, token: str, idle: Gateway | None) -> Gateway:
         if idle is not None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
@@ -92,19 +94,61 @@ class LoopLink(Protocol):
         ...
 
 
+class Phase(StrEnum):
+    """The state of a link's connection."""
+
+    AWAY = "away"
+    """There is no connection."""
+    PROBING = "probing"
+    """The link is trying to connect."""
+    UP = "up"
+    """There is a connection."""
+    DRAINING = "draining"
+    """The connection accepts no new requests; those in flight are still answered."""
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """The state of a link's broker, which everything above the link reads: its phase, the start of it, the reason if it
+    is not UP, and the time of the next probe (monotonic seconds). Only the link writes it. ``several``: its shard has
+    several known brokers."""
+
+    phase: Phase = Phase.AWAY
+    since: float = 0.0
+    reason: str = ""
+    next_probe: float = 0.0
+    several: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether there is a connection, as far as is known."""
+        return self.phase in (Phase.UP, Phase.DRAINING)
+
+    def enter(self, phase: Phase, now: float, reason: str = "") -> None:
+        """Change the phase."""
+        if phase is not self.phase:
+            self.phase, self.since = phase, now
+        self.reason = reason
+
+
 @runtime_checkable
 class ReturningLink(Protocol):
     """Additional interface of a link that may lose its connection."""
 
-    @property
-    def there(self) -> bool:
-        """Return whether it has a connection, as far as is known."""
-        ...
+    state: BrokerState
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call ``call`` once when the link is connected or closed, at once if it is now; starts connecting if needed.
         The call is on the I/O thread: it must not block. Returns a function that cancels it."""
         ...
+
+
+_ALWAYS_UP = BrokerState(Phase.UP)
+
+
+def state_of(link: Link) -> BrokerState:
+    """Return the state of a link's broker; of one without a connection, which is a broker in this process: UP."""
+    return link.state if isinstance(link, ReturningLink) else _ALWAYS_UP
 
 
 def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:

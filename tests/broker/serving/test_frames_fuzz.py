@@ -4,6 +4,7 @@ neighbours.
 
 import json
 import random
+import resource
 import socket
 import struct
 
@@ -18,6 +19,8 @@ from escrowmq.wire.frames.rows import encoder
 
 ROW = ("t", b"x" * 50, "k", "tag", {"a": "b"}, None, -1, 0, 0, 0, None)
 ON_A_CONNECTION = 40
+MOST_GROWN = 200 << 10
+"""KiB by which the process may grow: most of it is the ledger's, of the messages among the frames."""
 
 
 def corpus():
@@ -87,6 +90,7 @@ def strike(port, rng, wholes):
 def test_altered_frames_harm_nobody(tmp_path, count, caplog):
     seed = random.randrange(1 << 32)
     rng, wholes = random.Random(seed), corpus()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     served = Served(tmp_path / "data", max_topics=50)
     try:
         with served.client() as neighbour:
@@ -103,5 +107,8 @@ def test_altered_frames_harm_nobody(tmp_path, count, caplog):
         assert served.server.numbers()["requests_total"] > count / 20, "most of them were not reached"
     finally:
         served.stop()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{sent} frames, the process has grown by {grown} KiB at most")
+    assert grown < MOST_GROWN, f"seed {seed}"
     failures = [one.getMessage() for one in caplog.records if one.exc_info]
     assert failures == [], f"seed {seed}"

@@ -17,11 +17,11 @@ from test_served_link import begin, bodies, outcome, parcel, patient, receive, s
 from escrowmq.client.links import connection as connections
 from escrowmq.client.links import exchanges
 from escrowmq.client.links import link as links
-from escrowmq.client.links.state import Phase
 from escrowmq.errors import Code, Unknown
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import frames
 from escrowmq.wire.frames import Kind
+from escrowmq.wire.link import Phase
 
 MUCH = 60_000
 """Bytes of a body with which a socket that nobody reads is soon full."""
@@ -236,7 +236,7 @@ def test_an_action_that_nobody_answers_does_not_hide_that_the_broker_is_gone(lin
     with pytest.raises(Unknown) as caught:
         link.action("hello", {}, 0.01)
     assert caught.value.code is Code.TIMED_OUT
-    eventually(lambda: not link.there)
+    eventually(lambda: not link.state.is_there)
 
 
 def test_closing_answers_everything_once_and_withdraws_receives(link, broker):

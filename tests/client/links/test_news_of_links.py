@@ -17,7 +17,7 @@ from escrowmq.connecting import links
 from escrowmq.errors import Code
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange
-from escrowmq.wire.link import ReturningLink
+from escrowmq.wire.link import BrokerState, Phase, ReturningLink
 from not_leading import Standby
 
 HOUR = 3600.0
@@ -28,14 +28,14 @@ class LostTwin(TwinLink):
 
     def __init__(self):
         super().__init__()
-        self.there = True
+        self.state = BrokerState(Phase.UP)
         self.waiters = Waiters()
 
     def when_there(self, call):
         return self.waiters.add(call)
 
     def found(self):
-        self.there = True
+        self.state.enter(Phase.UP, 0.0)
         self.waiters.notify()
 
 
@@ -51,7 +51,7 @@ def test_a_lane_sends_again_the_moment_there_is_a_connection(lost, eventually):
     with Bus([lost]) as bus:
         producer = bus.producer("p", timeout=HOUR)
         producer.send("t", b"first")
-        lost.there = False
+        lost.state.enter(Phase.AWAY, 0.0)
         lost.lose(Exchange.SEND, applied=False)
         receipts = []
         sends = threading.Thread(target=lambda: receipts.append(producer.send("t", b"second")))
@@ -64,7 +64,7 @@ def test_a_lane_sends_again_the_moment_there_is_a_connection(lost, eventually):
 
 
 def test_a_rest_ends_with_the_connection_and_leaves_nothing_behind(lost):
-    lost.there = False
+    lost.state.enter(Phase.AWAY, 0.0)
     rests = threading.Thread(target=rest, args=(lost, HOUR))
     rests.start()
     while not lost.waiters:
@@ -72,7 +72,7 @@ def test_a_rest_ends_with_the_connection_and_leaves_nothing_behind(lost):
     lost.found()
     rests.join(60)
     assert not rests.is_alive()
-    lost.there = False
+    lost.state.enter(Phase.AWAY, 0.0)
     rest(lost, 0.0)
     stop = threading.Event()
     stop.set()
@@ -105,7 +105,7 @@ def test_a_link_looks_for_whoever_waits_and_for_nobody_else(eventually):
             link.when_there(back.set)
             other.boasts = 9
             assert back.wait(60)
-            assert link.there
+            assert link.state.is_there
             assert told == []
             link.when_there(lambda: told.append(2))  # at once: it is there
             assert told == [2]

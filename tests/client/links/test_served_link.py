@@ -11,12 +11,12 @@ from framed_broker import GARBAGE, MOST, PATIENCE, FramedBroker, eventually
 from escrowmq import connecting
 from escrowmq.client.links import link as links
 from escrowmq.client.links import state
-from escrowmq.client.links.state import Phase
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.message.row import OutgoingRow
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange, Parcel, frames
+from escrowmq.wire.link import Phase
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 _ids = iter(range(1, 1 << 40))
@@ -111,7 +111,7 @@ def test_parcels_batches_and_receives_share_a_connection(link, broker, twin):
     assert link.action("hello", {}, PATIENCE)["shard"] == twin.shard
     assert broker.kinds == ["send", "send", "receive"]
     assert (len(broker.connections), broker.hellos) == (1, 1)
-    assert (link.there, link.state.phase) == (True, Phase.UP)
+    assert (link.state.is_there, link.state.phase) == (True, Phase.UP)
 
 
 def test_a_large_batch_arrives_whole(link, twin):
@@ -214,7 +214,7 @@ def test_where_nobody_listens_it_fails_as_not_sent(twin):
     broker.close()
     link = broker.link()
     problem = begin(link, parcel()).exception(PATIENCE)
-    assert (problem.code, problem.left, link.there) == (Code.DISCONNECTED, False, False)
+    assert (problem.code, problem.left, link.state.is_there) == (Code.DISCONNECTED, False, False)
     assert "Connection refused" in problem.message
     assert (link.state.phase, link.state.next_probe > 0) == (Phase.AWAY, True)
     link.close()
@@ -235,7 +235,7 @@ def test_one_of_several_that_is_another_shard_by_now_is_not_spoken_to(broker, tw
     send(link)
     broker.shard = 77
     broker.drop()
-    eventually(lambda: not link.there)
+    eventually(lambda: not link.state.is_there)
     problem = eventually(
         lambda: (one := begin(link, parcel()).exception(PATIENCE)) and "data folder" in one.message and one
     )
@@ -247,7 +247,7 @@ def test_it_dies_and_comes_back(broker, twin, impatient):
     link = broker.link()
     send(link)
     broker.close()
-    eventually(lambda: not link.there)
+    eventually(lambda: not link.state.is_there)
     assert outcome(begin(link, parcel())) is Code.DISCONNECTED
     again = FramedBroker(twin, port=broker.address.port)
     sent_again(link)

@@ -23,6 +23,7 @@ from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.platform.backoff import Backoff
 from escrowmq.wire import Exchange, Link
 from escrowmq.wire.exchanges import ReceiveOptions
+from escrowmq.wire.link import state_of
 
 WAIT_MS = 5000
 """How long the broker holds an empty receive."""
@@ -185,7 +186,7 @@ class Fetcher:
         return left
 
     def _can_request(self, number: int) -> bool:
-        there = getattr(self._links[number], "there", True)
+        there = state_of(self._links[number]).is_there
         return there and self._fenced is None and not (number in self._held or self._paused[number])
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:

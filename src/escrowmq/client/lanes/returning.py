@@ -19,7 +19,7 @@ def call_when_there(link: Link, call: Callable[[], None]) -> Callable[[], None] 
 
     Returns a function that cancels it; None, and no call, if the link is connected or of a kind that always is.
     """
-    return link.when_there(call) if isinstance(link, ReturningLink) and not link.there else None
+    return link.when_there(call) if isinstance(link, ReturningLink) and not link.state.is_there else None
 
 
 def rest(link: Link, seconds: float, or_until: threading.Event | None = None) -> None:

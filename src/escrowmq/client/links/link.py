@@ -44,13 +44,14 @@ from escrowmq.client.links.exchanges import (
     overdue_at,
 )
 from escrowmq.client.links.seeking import CONNECT_SECONDS, Met, Seeker, meet
-from escrowmq.client.links.state import BrokerState, Phase, ProbeSchedule, Waiters
+from escrowmq.client.links.state import ProbeSchedule, Waiters
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown, error, unsent
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.numbers import fraction
 from escrowmq.wire import REQUEST, BatchStream, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
 from escrowmq.wire.addresses import Address
 from escrowmq.wire.credential import Credential
+from escrowmq.wire.link import BrokerState, Phase
 from escrowmq.wire.parcels import Done
 
 HOLD_SECONDS = 0.25
@@ -90,8 +91,6 @@ class ServedLink:
     ) -> None:
         scheme = "escrow+unix" if not addresses[0].port else "escrow" if tls is None else "escrows"
         self.address = f"{scheme}://{'|'.join(address.location for address in addresses)}"
-        self.state = BrokerState(since=time.monotonic())
-        """State of the broker; only the link writes it."""
         self._seeker = Seeker(
             addresses, lambda address: meet(address, tls, credential), follow=follow, stays=stays, scheme=scheme
         )
@@ -103,6 +102,7 @@ class ServedLink:
         tell_in_child(self)
 
     def _begin_anew(self) -> None:
+        self.state = BrokerState(since=time.monotonic(), several=len(self._seeker.known) > 1)
         self._lock = threading.RLock()  # a signal handler may close
         self._changed = threading.Condition(self._lock)  # connected, or an attempt failed
         self._connection: Connection | None = None  # accepts requests
@@ -113,7 +113,7 @@ class ServedLink:
         self._connecting = False
         self._attempt_scheduled = False  # the timer will call _look
         self._last_problem: EscrowError | None = None
-        self._probes = ProbeSchedule(self.several)
+        self._probes = ProbeSchedule(self.state.several)
         self._ticking = False
         self._probing_others = False
         self._next_probe_at = self._next_series_at = 0.0
@@ -212,16 +212,6 @@ class ServedLink:
         return left
 
     # State
-
-    @property
-    def there(self) -> bool:
-        """See :class:`escrowmq.wire.link.ReturningLink`."""
-        return self._connection is not None
-
-    @property
-    def several(self) -> bool:
-        """Return whether the shard has several known brokers."""
-        return len(self._seeker.known) > 1
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
         """See :class:`escrowmq.wire.link.ReturningLink`."""
@@ -440,10 +430,10 @@ class ServedLink:
         with self._changed:
             self._connecting = False
             now = time.monotonic()
+            self.state.several = self._probes.several = len(self._seeker.known) > 1
             if met is not None and not self._closed:
                 self._probes.on_connected(now)
-                self._probes.several = self.several
-                patience = 1 if self.several else SILENT_TICKS
+                patience = 1 if self.state.several else SILENT_TICKS
                 connection = Connection(met, self, self._loop, patience=patience)
                 self._connection, self._last_problem = connection, None
                 self._open.add(connection)
@@ -513,7 +503,7 @@ class ServedLink:
         with self._lock:
             if self._connection is not connection:
                 return
-            leaves = not problem.left or self.several  # one that stopped, and is the only one, comes back
+            leaves = not problem.left or self.state.several  # one that stopped, and is the only one, comes back
             self._lose(problem, useless=leaves)
             self._seeker.refused(connection.met.address, problem.leader)
         if leaves and problem.left:
@@ -556,7 +546,7 @@ class ServedLink:
                 self._probing_others
                 or self._closed
                 or connection is None
-                or not self.several
+                or not self.state.several
                 or now < self._next_series_at
             ):
                 return

@@ -21,6 +21,7 @@ from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.wire import Link, ask
 from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.link import state_of
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Presence:
         """Return whether broker ``number`` is away."""
         if self._reasons[number] is None:
             return False
-        patience = TAKE_OVER_SECONDS if getattr(self._links[number], "several", False) else AWAY_SECONDS
+        patience = TAKE_OVER_SECONDS if state_of(self._links[number]).several else AWAY_SECONDS
         return time.monotonic() - self._silent_since[number] >= patience or self._wrong is not None
 
     def quiet(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The state of a link, the schedule of its probes while it has no connection, and the calls that wait for one.
+"""The schedule of a link's probes while it has no connection, and the calls that wait for one.
 
 Only the link probes for its broker; everything above it (lanes, sessions, consumers, readers) waits for its
 notification. So the number of probes does not grow with the number of callers, and all of them continue as soon as a
@@ -19,43 +19,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
 FIRST_PAUSE, LAST_PAUSE = 0.02, 2.0
 QUICK_PAUSE = 0.15
 QUICK_SECONDS = 6.0
 STEADY_SECONDS = 1.0
 LONGEST_REQUESTED = 5.0
-
-
-class Phase(StrEnum):
-    """The state of a link's connection."""
-
-    AWAY = "away"
-    """There is no connection."""
-    PROBING = "probing"
-    """The link is trying to connect."""
-    UP = "up"
-    """There is a connection."""
-    DRAINING = "draining"
-    """The connection accepts no new requests; those in flight are still answered."""
-
-
-@dataclass(slots=True)
-class BrokerState:
-    """A link's phase, its start, the reason if it is not UP, and the time of the next probe (monotonic seconds)."""
-
-    phase: Phase = Phase.AWAY
-    since: float = 0.0
-    reason: str = ""
-    next_probe: float = 0.0
-
-    def enter(self, phase: Phase, now: float, reason: str = "") -> None:
-        """Change the phase."""
-        if phase is not self.phase:
-            self.phase, self.since = phase, now
-        self.reason = reason
 
 
 class ProbeSchedule:
