@@ -96,6 +96,8 @@ def everything(bus: Bus, until) -> None:
     assert told["next"] == told["groups"][0]["number"]
     assert admin.lookup(message_id="h0")
     assert admin.lookup(key="k1", topic="t", limit=1)
+    later = plain.send("t", b"later", delay=3600.0)
+    plain.recall("t", later.message_id)
     assert bus.view_message("t", "k1")
     query = bus.producer("query", checker=lambda _: mq.UNKNOWN)
     query.commit_batch("query", 0, [query.prepare("t", b"of a query").transaction_id])
@@ -287,7 +289,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 48
+    assert len(ACTIONS) == 49
 
 
 def test_every_handler_has_the_types_of_its_action():

@@ -21,9 +21,10 @@ FIRST = {
     for page in sorted(DOCS.glob("*.md"))
     if (match := re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 }
-READING = {"audit.md", "consuming.md", "django.md", "reconcile.md", "report.md", "security.md", "sweeps.md"}
+READING = {"audit.md", "consuming.md", "delta.md", "django.md", "reconcile.md", "report.md", "security.md", "sweeps.md"}
 """Pages whose programs begin with what is there already: tests/pipeline/test_jobs_docs.py has it,
-test_consuming_page.py, tests/rights/test_security_page.py and tests/django (as files of a site).
+test_consuming_page.py, tests/spark/test_delta_page.py, tests/rights/test_security_page.py and tests/django (as files of
+a site).
 """
 GIVEN = {"relay-targets.md": "from escrowmq.outbox import inbox\n"}
 """What a page takes for granted: its block goes on from another page."""

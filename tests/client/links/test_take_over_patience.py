@@ -17,10 +17,10 @@ import escrowmq as mq
 from escrowmq.client.bus import Bus
 from escrowmq.client.links import presence
 from escrowmq.client.links.router import broker_of
-from escrowmq.client.links.state import BrokerState, Phase
 from escrowmq.errors import Code, Overloaded, unsent
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange, ExchangeOptions
+from escrowmq.wire.link import BrokerState, Phase
 
 QUIET = 0.1
 EAST, WEST = (next(key for key in map(str, range(99)) if broker_of(key, 2) == number) for number in (0, 1))
