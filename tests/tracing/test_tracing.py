@@ -175,7 +175,9 @@ def test_a_settlement_is_linked_with_its_message(spans: Spans, tmp_path: Path, a
     assert settle.attributes["messaging.message.id"] == message.message_id.hex()
 
 
-async def test_settlements_of_tasks_and_batches_are_linked_too(spans: Spans, tmp_path: Path) -> None:
+async def test_settlements_of_tasks_and_batches_are_linked_too(
+    spans: Spans, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with await mq.aconnect(f"file:{tmp_path}", default_queues=1) as bus:
         producer = bus.producer("shop")
         for number in range(3):
@@ -189,6 +191,7 @@ async def test_settlements_of_tasks_and_batches_are_linked_too(spans: Spans, tmp
         await message.extend(30)
         await message.nack()
         await consumer.close()
+    assert not [one for one in caplog.records if one.name == "opentelemetry.context"]  # of the abandoned loop
     *first, last = (span.context.span_id for span in spans.all("send orders") if span.context is not None)
     whole, one = spans.one("ack"), spans.one("nack orders")
     assert [link.context.span_id for link in whole.links] == first
