@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import UTC, datetime
@@ -43,6 +44,38 @@ def test_consumers_of_a_group_share_its_messages(bus, t, g):
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted(str(i).encode() for i in range(400))
+
+
+def is_receiving(bus, g):
+    return any(one["receiving"] for one in bus.admin.standing()[0]["consumers"] if one["group"] == g)
+
+
+@pytest.mark.parametrize("loop", [lambda consumer: consumer, lambda consumer: consumer.batches(10)])
+def test_a_receive_after_a_loop_gets_what_comes(bus, t, g, eventually, loop):
+    producer = bus.producer(f"{g}-fill")
+    producer.send(t, b"first")
+    with bus.consumer(g, [t]) as consumer:
+        for found in loop(consumer):
+            found.ack()
+            break
+        eventually(lambda: is_receiving(bus, g))  # ahead of the next use: it will get the message
+        threading.Timer(0.1, producer.send, (t, b"second")).start()
+        assert [message.body for message in consumer.receive(1, wait=60.0)] == [b"second"]
+
+
+async def test_a_receive_of_a_task_after_a_loop_gets_what_comes(broker, t, g, eventually):
+    async with await broker.aconnect() as bus:
+        producer = bus.producer(f"{g}-fill")
+        await producer.send(t, b"first")
+        consumer = await bus.consumer(g, [t])
+        async for batch in consumer.batches(10):
+            await batch.ack()
+            break
+        waiting = asyncio.create_task(consumer.receive(1, wait=60.0))
+        await asyncio.sleep(0.1)
+        await producer.send(t, b"second")
+        assert [message.body for message in await waiting] == [b"second"]
+        await consumer.close()
 
 
 def test_a_waiting_consumer_is_woken(bus, t, g):

@@ -282,7 +282,10 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
         """Receive once: the messages that are there, or come within ``wait`` seconds. Iteration is faster."""
         consumption = self._consumption
-        if (taken := await self._take(max_messages)) is not None:
+        taken = await self._take(max_messages)
+        if taken is None and wait > 0 and consumption.fetcher.is_receiving:  # what comes goes to the receives of a loop
+            taken, wait = await self._next_rows(max_messages, wait), 0.0
+        if taken is not None:
             return list(self._batch(taken))
         found: list[MessageT] = []
         for number, batch in await consumption.receive_once(max_messages, wait):

@@ -90,6 +90,11 @@ class Fetcher:
         self._closed = False
         self._fenced: EscrowError | None = None  # another process is the member now
 
+    @property
+    def is_receiving(self) -> bool:
+        """Return whether receives are sent, because a loop has begun."""
+        return self._started and not self._closed
+
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
         """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller hands them out
         that way."""
