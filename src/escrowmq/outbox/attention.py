@@ -90,7 +90,7 @@ def settle(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Do
     """Mark these rows as DONE, because the operator knows that the message arrived or needs no sending. Sends nothing.
 
     They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys continue. A PENDING row
-    can be in flight at this moment.
+    can be in flight at this moment. Returns one result per id: OK, NOT_FOUND, or CONFLICT if the row is DONE already.
     """
     return _act(engine, ids, "settle", operator)
 

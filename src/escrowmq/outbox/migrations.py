@@ -127,8 +127,8 @@ _LISTED = ("trans_compensation_case_listed", "trans_driven_by_state", "trans_mes
 
 
 def _create(dialect: sa.Dialect, chosen: Sequence[sa.Table], listed: bool = False) -> list[sa.Executable]:
-    """Return the statements that create tables as they were first released, then their indexes by name; with
-    ``listed``, only the indexes of version 4."""
+    """Return the statements that create tables as they were first released, then their indexes by name, except those
+    that version 4 added. With ``listed``, return only the statements that create these added indexes, and no tables."""
     added = {column for columns in _ADDED.values() for column in columns}
     creations: list[sa.Executable] = []
     indexes: dict[str, sa.Executable] = {}

@@ -209,7 +209,7 @@ class Requests:
         self.no_longer = time.monotonic() + 1.0
 
     def leave(self) -> None:
-        """Accept no more requests: pending ones are answered, receives withdrawn, reads and watches ended."""
+        """Accept no more requests, drop unstarted ones, withdraw receives, end reads and watches; answer the others."""
         self.leaving = True
         self._waiting = None
         self.paused = False

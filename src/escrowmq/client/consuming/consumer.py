@@ -210,7 +210,11 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return None
 
     async def _take(self, max_messages: int) -> LeasedRows | None:
-        """Return up to ``max_messages`` that have arrived and may be handed out."""
+        """Return up to ``max_messages`` that have arrived and may be handed out; None if there are none.
+
+        Does not wait for messages. With qos 0 it acknowledges them first; with qos 2 it looks them up in the
+        consumer's database and leaves out repeats. Raises the error of a failed receive or acknowledgement.
+        """
         taken = self._consumption.fetcher.take()
         if taken is None:
             return None

@@ -168,7 +168,8 @@ class Router:
     # Asking all of them
 
     def ask(self, number: int, call: Call[Answer], deadline: float, *, longest: float = TRY_SECONDS) -> Answer:
-        """Return an action at one broker, repeated while it cannot be reached; see :func:`patient_action`."""
+        """Return the answer to an action of broker ``number`` (its index in ``links``, not its shard), repeated while
+        the broker cannot be reached; see :func:`patient_action`."""
         return patient_action(self.links[number], call, deadline, self.attendances[number], longest=longest)
 
     def every(self, act: Callable[[int], T], timeout: float) -> Answers[T]:

@@ -101,7 +101,8 @@ def next_attempt(rows: Waiting, now_us: int) -> int | None:
 
 
 def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
-    """Return which rows a lease of that attempt number may hold."""
+    """Return which rows a lease of attempt number ``attempt`` may hold: those that are due and of this attempt, if all
+    lower rows of their key are too. While a key is unknown, all rows count as one key."""
     return select_free(rows, (rows.due_us <= now_us) & (rows.attempts == attempt))
 
 

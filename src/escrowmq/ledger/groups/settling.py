@@ -199,7 +199,8 @@ class Settling:
             self._give_back(draft, a + 1, draft.limit, draft.pending, RELEASED)
 
     def give_up(self, lease: Lease, due_us: int = UNSEEN) -> None:
-        """Give back a lease that no consumer started, or (RELEASED) of a paused group; its attempt does not count."""
+        """Release the pending messages of a lease at once, without counting its attempt. ``due_us`` is not a time but
+        the reason: UNSEEN (no consumer started them), or RELEASED (their group is paused)."""
         draft = Draft(lease, lease.end - lease.start)
         self._give_back(draft, draft.mask.index(PENDING), draft.limit, draft.pending, due_us)
 

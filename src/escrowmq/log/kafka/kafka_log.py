@@ -182,7 +182,8 @@ class KafkaLog(Mirror):
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable, readable, and in the mirror."""
+        """Write the rounds that count to the mirror, then return the sequence below which every frame is durable,
+        readable and in the mirror. A failed write stops the log; it is not raised here."""
         if self._unmirrored:
             with suppress(EscrowError):  # the failure has stopped the log
                 self.settle()

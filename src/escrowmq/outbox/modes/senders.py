@@ -71,7 +71,8 @@ def sender_of(way: Way) -> Sender:
 
 
 def by_shard(batch: pa.RecordBatch, shards: Int64s, send: Callable[[pa.RecordBatch, int], Codes]) -> Codes:
-    """Call ``send(rows, shard)`` for each shard. If that raises, the rows of the shard get the code of the error."""
+    """Call ``send(rows, shard)`` for each shard; return the codes in the order of ``batch``. If a call raises an
+    EscrowError, the rows of its shard get the error's code, and the other shards continue. Raises Misuse at once."""
     codes = np.zeros(batch.num_rows, np.uint8)
     for shard in np.unique(shards).tolist():
         rows = shards == shard

@@ -58,7 +58,9 @@ def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> lis
 
 
 def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
-    """Return explanations of findings by operator actions, by comparison and id."""
+    """Return reasons for the findings of comparisons that expect the messages of a consumer group, by comparison number
+    and id: an operator's edit or discard, a dead letter, or (leaked or altered) that no edit explains it. Other
+    findings are absent."""
     named: dict[int, dict[str, str]] = {}
     for one in wrong:
         if one["comparison"] >= 0 and manifest.comparisons[one["comparison"]].expected.startswith("group:"):
