@@ -405,8 +405,11 @@ class Lane(Filling, ABC):
             if not self._is_empty():
                 self._sweep_later()
         for request in late:
-            silent = f"no broker answers at {self._link.address} in time"
-            problem: EscrowError = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else silent)
+            text = f"no broker answers at {self._link.address} in time"
+            if request.lost is not None:
+                lost = request.lost.message
+                text = lost if self._link.address in lost else f"{text}: {lost}"
+            problem: EscrowError = Unknown(Code.TIMED_OUT, text)
             if attended is not None and not request.sent:
                 problem = attended.refusal()
             self._deliver(request.waiters, copies(problem, request))
