@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -197,10 +198,10 @@ def _name_reader() -> dict[str, Any]:
     query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
     if context is None or query is None:
         return {}
-    # Spark gives tasks no name of the query, but it begins the description of its jobs: NAME<br/>id = ...
-    name, found, _ = (context.getLocalProperty("spark.job.description") or "").partition("<br/>id = ")
-    batch = context.getLocalProperty("streaming.sql.batchId")
-    return {"reader": name if found and name else query, "batch": int(batch or 0)}
+    # Spark gives tasks no name of the query, but it begins the description of its jobs: NAME, a line end, id = ...
+    found = re.match(r"(.+?)(?:<br/>|\n)id = ", context.getLocalProperty("spark.job.description") or "", re.DOTALL)
+    batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+    return {"reader": found[1] if found else query, "batch": batch}
 
 
 def _list_ends(partitions: Sequence[TopicPartition]) -> Offsets:

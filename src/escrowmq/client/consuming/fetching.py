@@ -47,6 +47,9 @@ class Fetcher:
     counts an attempt although nobody handled them. Their broker is idle until the next :meth:`take`.
     """
 
+    is_receiving = False
+    """Whether receives are sent, because a loop has begun."""
+
     def __init__(
         self,
         links: Sequence[Link],
@@ -90,17 +93,12 @@ class Fetcher:
         self._closed = False
         self._fenced: EscrowError | None = None  # another process is the member now
 
-    @property
-    def is_receiving(self) -> bool:
-        """Return whether receives are sent, because a loop has begun."""
-        return self._started and not self._closed
-
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
         """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller hands them out
         that way."""
         self._options["max_messages"], self._options["one_by_one"] = max_messages, one_by_one
         if not self._started:
-            self._started = True
+            self._started = self.is_receiving = True
             for number, link in enumerate(self._links):
                 self._spawn(link, partial(self._request, number))
 
@@ -176,7 +174,7 @@ class Fetcher:
         """Cancel the receives in flight and send no more. Never waits. Returns the messages that were not taken; later
         ones go to ``give_back``."""
         with self._lock:
-            first, self._closed = self._started and not self._closed, True
+            first, self._closed, self.is_receiving = self._started and not self._closed, True, False
             polls = [[poll for poll in order if not poll.done()] for order in self._order]
             left = self._take_all()
             idle = [number for number, open_ in enumerate(polls) if first and not open_ and self._can_request(number)]
