@@ -239,8 +239,9 @@ class Servers:
             self._stacks[peer.server] = stack
             server = stack.enter_context(running(peer, given.folder))
             start = time.monotonic()
-            run(peer, server, WARM_UP, given.warm, given.body)
-            time.sleep(max(peer.settles_s * bool(given.warm) - (time.monotonic() - start), 0.0))
+            if given.warm:
+                run(peer, server, WARM_UP, given.warm, given.body)
+                time.sleep(max(peer.settles_s - (time.monotonic() - start), 0.0))
             self._running[peer.server] = server
         return self._running[peer.server]
 
