@@ -60,8 +60,9 @@ class GuardedCalls:
         return group if group is not None and self._may(Need(Access.PRODUCE, group)) else None
 
     def groups_of_transactions(self, ids: Sequence[str]) -> set[str | None]:
-        """Return the producer groups of transactions; None stands for those that are unknown, or of a group that the
-        caller has no right for. An id contains its session; with a wrong one the broker finds no transaction."""
+        """Return the producer groups of the sessions in these ids; None stands for unknown sessions, and for groups
+        that the caller has no right for. Does not check that the transactions exist."""
+        # with a wrong session in its id, the broker finds no transaction
         found = {self._group_of(transaction_id(text).epoch) for text in ids}
         return {group if group is not None and self._may_know(group) else None for group in found}
 

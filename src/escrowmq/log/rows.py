@@ -87,7 +87,7 @@ def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> 
 
 
 def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer, pa.RecordBatch] | None:
-    """Return message, checksums and batch from a frame's bytes, all unverified; None if they cannot be found."""
+    """Return Arrow IPC message, checksums and batch from a frame's bytes, all unverified; None if not found."""
     size = bodies.size_of(rows)
     end = data.size - size
     if not size or end <= HEADER_BYTES:

@@ -38,8 +38,8 @@ class Lookups(Protocol):
         """Return the producer group of a session; None if the caller may not use or there is no such session."""
 
     def groups_of_transactions(self, ids: Sequence[str]) -> set[str | None]:
-        """Return the producer groups of transactions as printed; None stands for those that the caller must not tell
-        from unknown ones."""
+        """Return the producer groups of the sessions in these printed ids; None stands for groups that the caller must
+        not distinguish from unknown ones."""
 
 
 Needs = Callable[[Mapping[str, Any], Lookups], Iterable[Need]]

@@ -488,7 +488,7 @@ class Server:
         return now - asked.whole_since >= FRAME_SECONDS
 
     def _send_gone(self) -> None:
-        """Send GONE to all clients: the broker stops."""
+        """Stop accepting, and send GONE to all clients: the broker stops."""
         self._pause(0.0)
         for connection, asked in list(self._clients.items()):
             if asked.welcomed:

@@ -111,8 +111,8 @@ class Engine:
     # Requests
 
     def submit(self, command: Command, *, early: bool = False, source: Hashable = None) -> Future[Any]:
-        """Execute a command. The future raises EscrowError; QUEUE_FULL at once if too much is queued, in total or of
-        its ``source``."""
+        """Queue a command for the writer. The future raises EscrowError; QUEUE_FULL at once if too much is queued, in
+        total or of its ``source``. ``early``: answer before it is durable."""
         return self._enter(Request(command, early=early, source=source)).future
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:

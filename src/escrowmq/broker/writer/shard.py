@@ -101,7 +101,8 @@ class Proof(Protocol):
         """Return whether the last proof is new enough to answer from the ledger alone."""
 
     def renew(self) -> None:
-        """Obtain a new proof. Overloaded(NOT_LEADER) if that is impossible now; other errors stop the shard."""
+        """Prove again that this process is the newest opener. Overloaded(NOT_LEADER) if that is impossible now; other
+        errors stop the shard."""
 
 
 class Shard:
@@ -385,7 +386,7 @@ class Shard:
         retention_us = to_us(self.settings.retention)
         visible_us = self.time_us - retention_us
         limit = early = self.log.position_before(visible_us)
-        if self.ledger.topics.keep_less(self.log.first_position):
+        if self.ledger.topics.can_remove_early(self.log.first_position):
             early = self.log.position_before(self.time_us - min(retention_us, self.ledger.rules.dedup_window_us))
         if early <= self.log.first_position:
             return None

@@ -91,7 +91,7 @@ class TransactionsAdmin(Asking):
         return single(self._ask(number, transactions.SETTLE(signed(request, why))))
 
     def producers(self) -> Listing[entries.Producer]:
-        """Return all producer groups, with their undecided transactions."""
+        """Return all producer groups, with the numbers of their undecided transactions."""
         return self._rows(producers.LIST({}), "producers")
 
     def alter_producers(

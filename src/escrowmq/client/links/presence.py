@@ -122,7 +122,7 @@ class Presence:
         return Overloaded(Code.BROKER_AWAY, f"{self._links[number].address} is away: {reason}")
 
     def suspect(self, number: int) -> None:
-        """Have broker ``number`` asked until it answers, on a thread."""
+        """Probe broker ``number`` on a thread until it answers. It is not quiet before ``AWAY_SECONDS`` of probes."""
         with self._news:
             if self._probing[number] or self._closed.is_set():
                 return

@@ -108,7 +108,7 @@ class ReaderBase:
 
     @property
     def topic(self) -> str:
-        """What it reads."""
+        """The topic or system view that it reads."""
         return self._reading.topic
 
     def positions(self) -> dict[Partition, int]:

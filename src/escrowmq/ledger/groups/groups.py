@@ -160,7 +160,8 @@ class Groups:
         return lease, offsets
 
     def _take_all(self, rows: Rows, state: State) -> dict[Cursor, list[tuple[Lease, Int64s, Any]]]:
-        """Take the messages of rows of lease, start, count and a value. Returns lease, offsets and value by cursor."""
+        """Move the pending messages of rows (lease, start, count, value) from their leases to ``state``. Returns lease,
+        offsets and value by cursor."""
         found: dict[Cursor, list[tuple[Lease, Int64s, Any]]] = {}
         for id, start, count, value in rows:
             if (taken := self._take(id, start, count, TAKEN, state)) is not None:

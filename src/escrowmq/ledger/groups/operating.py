@@ -120,8 +120,8 @@ def _describe_move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, 
 
 
 def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
-    """Pause or resume a group or some topics. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for a topic of a group paused as a
-    whole.
+    """Pause or resume a group, or some of its topics. Raises UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT to resume a topic
+    while the whole group is paused.
 
     Answer: whether ``all`` is paused, the ``topics`` paused by name, and the number of ``leased`` messages.
     """

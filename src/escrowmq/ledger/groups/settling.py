@@ -61,10 +61,11 @@ class Draft:
         """Return the pending indexes of ``a`` .. ``b``-1."""
         return np.flatnonzero(np.frombuffer(bytes(self.mask[a:b]), np.uint8) == PENDING) + a
 
-    def mark(self, a: int, b: int, pending: int, to: int) -> list[tuple[int, int]]:
-        """Change the ``pending`` messages of ``a`` .. ``b``-1 to ``to``. Returns their index ranges."""
+    def mark(self, a: int, b: int, count: int, to: int) -> list[tuple[int, int]]:
+        """Change the pending messages among indexes ``a`` .. ``b``-1 to ``to``; ``count`` is their number. Returns
+        their index ranges, as :func:`pending_runs`."""
         runs = pending_runs(self.mask, a, b)
-        self.pending -= pending
+        self.pending -= count
         self.mask[a:b] = self.mask[a:b].replace(bytes((PENDING,)), bytes((to,)))
         return runs
 
@@ -151,7 +152,7 @@ class Settling:
         self._release_later(draft, b, keys)
 
     def _bury(self, draft: Draft, a: int, b: int, pending: int, reason: str) -> None:
-        """Make dead letters of the ``pending`` messages of ``a`` to ``b``."""
+        """Make dead letters of the pending messages among indexes ``a`` .. ``b``-1; ``pending`` is their number."""
         keys = self._keys(draft, a, b)
         _report(self.dead, draft.lease, draft.mark(a, b, pending, TAKEN), reason)
         self._release_later(draft, b, keys)

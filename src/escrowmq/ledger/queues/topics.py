@@ -126,8 +126,9 @@ class Topics:
         topic = self.by_name.get(place.topic)
         return topic is None or place.queue >= len(topic.queue_ids) or topic.queue_ids[place.queue] != queue_id
 
-    def keep_less(self, position: int) -> bool:
-        """Return whether something behind ``position`` may be removed before the broker's retention."""
+    def can_remove_early(self, position: int) -> bool:
+        """Return whether messages from ``position`` on may be removed before the broker's retention, because a topic
+        was deleted or has a retention of its own."""
         return self.deleted_position > position or self.any_own
 
     def tag_number(self, tag: str) -> int | None:

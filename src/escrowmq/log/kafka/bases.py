@@ -276,7 +276,7 @@ def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[li
 
 
 def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """Regroup the bytes into pieces of at most CHUNK_BYTES."""
+    """Split each part into pieces of at most CHUNK_BYTES."""
     for part in content:
         view = memoryview(part).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):

@@ -152,7 +152,8 @@ class PartitionReplica:
     # Following
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Return frames that count and are in the mirror. Overloaded loses none: they follow later."""
+        """Return new valid frames once they are in the mirror. After Overloaded(DISK_FULL, OUT_OF_RESOURCES) a later
+        call returns them."""
         self._check_open()
         if self._pending:
             self._write_pending()

@@ -395,7 +395,7 @@ class Lookups:
         return write_run(self._disk, self._shard, extent, tail.sorted_columns(), tail.holes, durable=False)
 
     def _fill(self, gap: Gap) -> None:
-        """Write a run of the first part of a gap, as much as fits into a tail."""
+        """Write a run of the first part of a gap, as many frames and rows as one run may have."""
         sequences = self._frames.message_frames(*gap).tolist()
         first = gap.first_sequence
         reach = self._frames.place(sequences[0] + 1)[0] - self._frames.place(first)[0]

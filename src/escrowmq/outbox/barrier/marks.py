@@ -52,7 +52,7 @@ class Marks(ABC):
         self.branch, self.wait = branch, wait
 
     def read(self, ids: Ids) -> Reasons:
-        """Return the committed reason of each id, 0 if there is none."""
+        """Return the committed :class:`~escrowmq.outbox.tables.Reason` of each id, 0 if it has no row."""
         try:
             return self._committed(ids)
         except DBAPIError as problem:

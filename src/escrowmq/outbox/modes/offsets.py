@@ -138,8 +138,11 @@ class OffsetConsumer:
         return bool(claims)
 
     def _claim_slots(self, fresh: Sequence[Slot], first: Start) -> list[Claim]:
-        """Claim slots. Taking over another owner's is an operator action: it is recorded
-        (:mod:`escrowmq.outbox.acts`)."""
+        """Claim slots that this consumer does not have yet; one without a row begins at ``first(slot)``.
+
+        Raises Rejected(ALREADY_EXISTS) if another owner has one. With ``take_over`` it is taken over instead, which is
+        recorded as an operator action (:mod:`escrowmq.outbox.acts`).
+        """
         try:
             with self._engine.begin() as connection:
                 return self._rows.claim(connection, fresh, self._owner, first, False)

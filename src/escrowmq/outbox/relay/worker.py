@@ -233,7 +233,8 @@ class Worker:
     # Periodic work
 
     def _measure(self, step: Step) -> None:
-        """Measure the lag of the table, in one worker: periodically, and at once when it has no more work."""
+        """Measure the lag of the table, in one worker: periodically, and at once when ``step`` is the first to read no
+        rows."""
         begun, ended = time.monotonic(), not step.read and not self._was_idle
         self._was_idle = not step.read
         if self._number == 0 and (ended or begun >= self._next_lag):

@@ -203,7 +203,8 @@ class KafkaTarget:
                 self._produce(rows, np.array([row]), codes, deadline)
 
     def _limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
-        """Return for each topic its largest message in bytes (0: unknown), or why it cannot be used."""
+        """Return for each topic its largest message in bytes (0: unknown), or the error why it cannot be used. Looks up
+        new topics only; creates missing ones if the target may."""
         new = [topic for topic in topics if topic not in self._known]
         problems: dict[str, Code] = {}
         if new:

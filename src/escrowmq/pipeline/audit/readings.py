@@ -113,7 +113,8 @@ class Readings:
         return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
     def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:
-        """Return the rows of tables: those of which a server computes checksums, and the others."""
+        """Return the rows of tables, by name in the manifest: those of which a server computes checksums, and the
+        others. ``sample``: as of :class:`Readings`, None for all ids."""
         sides = [
             TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"], sample)
             for name, its in roles.items()

@@ -62,8 +62,8 @@ AMOUNT = "decimal(37, 18)"
 
 
 def to_amount(text: Column, kind: str) -> Column:
-    """Return the value of a canonical text of a number or a time. Null for a text that is no value, and for values of
-    20 and more digits before the point. Digits after the 18th behind the point are rounded."""
+    """Return the value of a canonical text of a number or a time (in microseconds). Null for a text that is no value,
+    and for values of 20 and more digits before the point. Digits after the 18th behind the point are rounded."""
     if kind in ("float", "float32"):
         bits = f.replace(text, f.lit("-"), f.lit("")).try_cast("bigint")
         decoded = f.java_method(f.lit("java.lang.Double"), f.lit("longBitsToDouble"), bits)
