@@ -11,7 +11,7 @@ shop = sa.create_engine("sqlite:///shop.db")
 outbox.migrate(shop)  # the barrier's table
 orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.String(8), primary_key=True))
 orders.create(shop, checkfirst=True)
-with mq.connect("file:data", transaction_timeout=1, check_interval=1) as bus:  # the broker, in this process
+with mq.connect("file:data", transaction_timeout=20) as bus:  # the broker, in this process
     producer = bus.producer("shop", checker=outbox.Barrier(shop))
     with producer.transaction() as txn:
         order = os.urandom(4).hex()
@@ -20,6 +20,6 @@ with mq.connect("file:data", transaction_timeout=1, check_interval=1) as bus:  #
             connection.execute(orders.insert(), {"id": order})
             outbox.bind_tx(connection, txn)
         input(f"{order} is ordered, its message is in escrow: kill -9 {os.getpid()}, or press Enter ")
-    for message in bus.consumer("cart", ["orders"]).messages(idle_timeout=5):
+    for message in bus.consumer("cart", ["orders"]).messages(idle_timeout=20):
         print("received:", message.key)
         message.ack()

@@ -18,6 +18,8 @@ from escrowmq.cli.main import app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "first"
 SCRIPT = FOLDER / "first.py"
+WAITS = {"transaction_timeout=20": "transaction_timeout=1, check_interval=1", "idle_timeout=20": "idle_timeout=5"}
+"""The program waits for a reader; a test does not."""
 KILLING = """
 import os, runpy, signal, sys
 
@@ -40,6 +42,15 @@ runpy.run_path(script, run_name="__main__")
 print("lines:", lines)
 """
 """Runs a program, and kills it before it executes a line for the time number ``last``; prints how many it executed."""
+
+
+def impatient() -> str:
+    """Return the program with short waits."""
+    program = SCRIPT.read_text()
+    for wait, short in WAITS.items():
+        assert program.count(wait) == 1
+        program = program.replace(wait, short)
+    return program
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -72,11 +83,11 @@ def test_the_page_shows_the_program() -> None:
 
 
 def test_killed_at_its_pause_and_run_again_it_is_correct_and_find_says_why(tmp_path: Path) -> None:
-    killed = run(tmp_path, "-c", SCRIPT.read_text().replace("input(", "os.kill(os.getpid(), 9); input("))
+    killed = run(tmp_path, "-c", impatient().replace("input(", "os.kill(os.getpid(), 9); input("))
     assert killed.returncode == -signal.SIGKILL
     (order,) = stored_orders(tmp_path)
     assert visible_messages(tmp_path) == []
-    again = run(tmp_path, SCRIPT)
+    again = run(tmp_path, "-c", impatient())
     assert (again.returncode, again.stderr) == (0, "")
     assert order in received(again)
     assert sorted(received(again)) == stored_orders(tmp_path) == visible_messages(tmp_path)
@@ -91,15 +102,17 @@ def test_killed_at_its_pause_and_run_again_it_is_correct_and_find_says_why(tmp_p
 def test_killed_at_every_line_and_run_again_it_is_correct(tmp_path: Path) -> None:
     """Each run is the one that is run again after the kill before."""
     (tmp_path / "whole").mkdir()
-    whole = run(tmp_path / "whole", "-c", KILLING, SCRIPT, "1000000")
+    script = tmp_path / "first.py"
+    script.write_text(impatient())
+    whole = run(tmp_path / "whole", "-c", KILLING, script, "1000000")
     lines = int(re.findall(r"lines: (\d+)", whole.stdout)[0])
     assert lines >= len([line for line in SCRIPT.read_text().splitlines()[2:] if line])
     for line in range(1, lines + 1):
-        ran = run(tmp_path, "-c", KILLING, SCRIPT, str(line))
+        ran = run(tmp_path, "-c", KILLING, script, str(line))
         assert ran.returncode == -signal.SIGKILL, (line, ran.stderr)
         if (tmp_path / "data").exists():
             assert {*visible_messages(tmp_path)} <= {*stored_orders(tmp_path)}, line
-    last = run(tmp_path, SCRIPT)
+    last = run(tmp_path, script)
     assert (last.returncode, last.stderr) == (0, "")
     orders = stored_orders(tmp_path)
     assert len(orders) >= 5, "killed at, and after, its pause"
