@@ -21,6 +21,8 @@ from escrowmq.pipeline.audit.parts import state as states
 from escrowmq.pipeline.audit.parts.state import State
 from escrowmq.pipeline.audit.rows import SETTLED, Grown
 
+ON_SERVERS = [pytest.param(name, marks=pytest.mark.long) for name in ("postgresql", "mariadb")]
+"""In the long suite: tests/pipeline/test_audit_databases.py has each edit on them."""
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ORDERS = 80
@@ -129,6 +131,7 @@ CHANGES: dict[str, Callable[[Shop, str], None]] = {
 
 
 @pytest.mark.invariant("I2", "I43")
+@pytest.mark.parametrize("database_url", ["sqlite", *ON_SERVERS], indirect=True)
 def test_whatever_changes_the_verdict_is_that_of_a_whole_audit(spark: SparkSession, shop: Shop) -> None:
     """Several changes at a time, in any order, in old windows and new ones; all in one pass of each kind."""
     dice = random.Random(backend(str(shop.engine.url)))
