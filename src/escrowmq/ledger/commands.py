@@ -461,7 +461,7 @@ class Retain(Command):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Command):
-    """Forget ``limit`` producer sessions last used before ``before_us``, except ``connected``. Answer: their number."""
+    """Forget up to ``limit`` sessions last used before ``before_us``, except ``connected``. Answer: their number."""
 
     before_us: int
     connected: Int64s
