@@ -177,7 +177,7 @@ class Consumer:
                 entry.state, entry.attempt = "waiting", self.repeated if reached else 1
                 self.acked_ever.discard((place, offset))
             elif entry.state in ("waiting", "leased", "retrying"):
-                entry.state = "skipped"
+                entry.state, entry.attempt = "skipped", 1  # deliveries before a skip are not remembered
 
     def trim(self, heads: dict[Place, int]) -> None:
         for place, entries in self.entries.items():
