@@ -45,8 +45,6 @@ MISSING = {
     ("rust", "test_a_delayed_message_is_recalled"): "not in this client",
     ("rust", "test_a_push_consumer_gets_a_message_again_that_it_failed"): "not in this client",
     ("rust", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"): "not in this client",
-    ("node", "test_a_push_consumer_gets_a_message_again_that_it_failed"): "open: gets no message",
-    ("node", "test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter"): "open: gets no message",
 }
 """What has no case, and why."""
 FAILS, NOT_RUN = "**fails**", "not run"

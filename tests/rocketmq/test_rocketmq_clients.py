@@ -18,8 +18,6 @@ NO_STREAM_AFTER_A_RESTART = ("go", "rust")
 """Clients that do not open their stream again within PATIENCE after a restart (docs/rocketmq.md)."""
 WITHOUT_RUST = pytest.mark.parametrize("run", [one for one in LANGUAGES if one != "rust"], indirect=True)
 """For what the Rust client does not have."""
-PUSH = pytest.mark.parametrize("run", ["python", "java", "go"], indirect=True)
-"""The push consumer of Node got no message within PATIENCE (docs/rocketmq.md)."""
 pytestmark = pytest.mark.timeout(1200)  # the first test of a language builds its program
 
 
@@ -134,7 +132,7 @@ def test_a_delayed_message_is_recalled(run: Run, bus: mq.Bus) -> None:
     assert "error" in refused or not refused["id"]  # the Python client returns an empty id
 
 
-@PUSH
+@WITHOUT_RUST
 def test_a_push_consumer_gets_a_message_again_that_it_failed(
     run: Run, bus: mq.Bus, topic: str, eventually: Any
 ) -> None:
@@ -149,7 +147,7 @@ def test_a_push_consumer_gets_a_message_again_that_it_failed(
     assert client.pushed.empty()
 
 
-@PUSH
+@WITHOUT_RUST
 def test_a_message_that_a_push_consumer_fails_becomes_a_dead_letter(
     run: Run, bus: mq.Bus, topic: str, eventually: Any
 ) -> None:

@@ -71,20 +71,36 @@ def test_a_message_that_is_not_acknowledged_comes_again(raw: RawClient, topic: s
     assert code_of(raw.ack("cart", topic, second)) == "OK"
 
 
-def test_the_invisible_duration_can_be_changed(raw: RawClient, topic: str) -> None:
-    raw.send(raw.message(topic))
-    (got,) = raw.receive("cart", topic, invisible=3600.0)
+def change_invisible(raw: RawClient, topic: str, got: Any, seconds: float) -> Any:
     request = service.ChangeInvisibleDurationRequest(
         group=definition.Resource(name="cart"),
         topic=definition.Resource(name=topic),
         receipt_handle=got.system_properties.receipt_handle,
     )
-    request.invisible_duration.FromSeconds(1)
-    answer = raw.call("ChangeInvisibleDuration", request)
+    request.invisible_duration.FromMilliseconds(round(seconds * 1000))
+    return raw.call("ChangeInvisibleDuration", request)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.001, 0.0])
+def test_the_invisible_duration_can_be_changed(raw: RawClient, topic: str, seconds: float) -> None:
+    raw.send(raw.message(topic))
+    (got,) = raw.receive("cart", topic, invisible=3600.0)
+    began = time.monotonic()
+    answer = change_invisible(raw, topic, got, seconds)
     assert code_of(answer) == "OK"
     assert answer.receipt_handle
     (again,) = raw.receive("cart", topic)
     assert again.system_properties.delivery_attempt == 2
+    assert time.monotonic() - began > 0.9  # LEAST_INVISIBLE replaces a shorter duration
+
+
+@pytest.mark.parametrize("seconds", [-0.001, 12 * 3600.0 + 1])
+def test_an_invisible_duration_out_of_range_changes_nothing(raw: RawClient, topic: str, seconds: float) -> None:
+    raw.send(raw.message(topic))
+    (got,) = raw.receive("cart", topic, invisible=3600.0)
+    assert code_of(change_invisible(raw, topic, got, seconds)) == "ILLEGAL_INVISIBLE_TIME"
+    assert raw.receive("cart", topic, wait=1.5) == []
+    assert code_of(raw.ack("cart", topic, got)) == "OK"
 
 
 def test_a_consumer_gives_a_message_up(raw: RawClient, bus: mq.Bus, topic: str) -> None:

@@ -309,10 +309,11 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
         return await self._answer(context, service.AckMessageResponse, answer)
 
     async def ChangeInvisibleDuration(self, request: Any, context: Any) -> Any:
-        """Set the time until a message is delivered again, from now on."""
+        """Set the time until a message is delivered again, from now on. LEAST_INVISIBLE replaces a shorter one."""
 
         async def answer(gateway: Gateway, client: str) -> Any:
-            seconds = _invisible(request.invisible_duration)
+            # RocketMQ accepts 0 here, though not in a receive; Node's push consumer asks for milliseconds.
+            seconds = max(_invisible(request.invisible_duration, least=0.0), LEAST_INVISIBLE)
             self.renewing.stop((gateway, client), [request.receipt_handle])
             status = await self._settle(gateway, request, Act.EXTEND, delay_us(seconds), None)
             return service.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)
@@ -376,10 +377,10 @@ def _status(code: int, text: str) -> Any:
     return definition.Status(code=code, message=text)
 
 
-def _invisible(duration: Any) -> float:
+def _invisible(duration: Any, least: float = LEAST_INVISIBLE) -> float:
     seconds = duration_seconds(duration)
-    if not LEAST_INVISIBLE <= seconds <= MOST_INVISIBLE:
-        text = f"an invisible duration of {seconds:g} s: {LEAST_INVISIBLE:g} to {MOST_INVISIBLE:g}"
+    if not least <= seconds <= MOST_INVISIBLE:
+        text = f"an invisible duration of {seconds:g} s: {least:g} to {MOST_INVISIBLE:g}"
         raise Refusal(Status.ILLEGAL_INVISIBLE_TIME, text)
     return seconds
 
