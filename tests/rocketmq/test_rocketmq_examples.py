@@ -115,6 +115,7 @@ def java(run: Run, start: Start, tmp_path: Path) -> Callable[[str], Any]:
     return lambda name: run("java", *options, "-cp", paths, f"{package}.{name}")
 
 
+@pytest.mark.long  # the example sends once, and gives up after three seconds on a busy machine
 def test_examples_of_the_java_client(java: Callable[[str], Any], bus: mq.Bus, eventually: Eventually) -> None:
     producers = {
         "ProducerNormalMessageExample": ("yourNormalTopic", "a normal", "yourMessageKey-1c151062f96e"),
