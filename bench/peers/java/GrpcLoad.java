@@ -138,7 +138,8 @@ public final class GrpcLoad {
                     producer.send(message(body), producer.beginTransaction());
                 } catch (Exception problem) {
                     left.incrementAndGet();
-                    if (failed.incrementAndGet() > 10_000) Runtime.getRuntime().halt(1);
+                    if (failed.incrementAndGet() == 1) problem.printStackTrace();
+                    if (failed.get() > 10_000) Runtime.getRuntime().halt(1);
                 }
             }
         });
