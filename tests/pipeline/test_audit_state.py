@@ -23,7 +23,7 @@ from escrowmq.pipeline.audit.rows import SETTLED, Grown
 
 ON_SERVERS = [pytest.param(name, marks=pytest.mark.long) for name in ("postgresql", "mariadb")]
 """In the long suite: tests/pipeline/test_audit_databases.py has each edit on them."""
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 ORDERS = 80
 MANIFEST = {

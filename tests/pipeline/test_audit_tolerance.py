@@ -27,7 +27,7 @@ from escrowmq.pipeline.audit.manifest import find_problems
 from escrowmq.pipeline.audit.parts.sample import parse_sample
 from escrowmq.pipeline.audit.rows import Role
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 TYPES = {
     "sqlite": {"price": "DECIMAL(20,6)", "weight": "DOUBLE", "at": "TIMESTAMP", "note": "TEXT", "own": "TEXT"},

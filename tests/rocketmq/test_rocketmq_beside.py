@@ -31,7 +31,7 @@ EXPECTED = {
 @pytest.mark.verify
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["real", "gateway"])
+@pytest.mark.parametrize("kind", ["real", pytest.param("gateway", marks=pytest.mark.long)])
 def test_each_difference_to_a_rocketmq_topic_is_named(kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), kind, str(tmp_path)], capture_output=True, text=True, check=False
