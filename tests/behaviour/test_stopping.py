@@ -35,6 +35,22 @@ def beside(function, *given):
 
 
 @pytest.mark.invariant("I20")
+def test_stop_ends_a_receive_that_waits_after_a_loop(bus, t, g, drain):
+    fill(bus, g, t, 1)
+    with bus.consumer(g, [t]) as consumer:
+        for message in consumer:
+            message.ack()
+            break
+        found = [None]
+        waiting = beside(lambda: found.append(consumer.receive(1, wait=3600.0)))
+        consumer.stop()
+        waiting.join()
+        assert found == [None, []]
+        fill(bus, g, t, 1)
+        assert len(rest_of(bus, g, t, drain, 1)) == 1
+
+
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_stop_ends_the_loop_and_returns_the_rest_at_once(bus, t, g, drain, ordered):
     fill(bus, g, t, 50)

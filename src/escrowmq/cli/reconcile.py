@@ -85,7 +85,7 @@ class _Rocketmq:
 
 @dataclass
 class _Findings:
-    """Which ids are findings, and where they are written."""
+    """The rule for findings, and where they are written."""
 
     grace: float = time_option("10min", "--grace", "So long after it was announced an id may be without commit.")
     settled_before: str | None = Option(None, metavar="TIME", help="Instead of --grace: a time, 2026-01-31T12:00:00Z.")

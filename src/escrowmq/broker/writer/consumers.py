@@ -1,4 +1,4 @@
-"""Which consumers are connected: noted at each receive, in memory only."""
+"""The connected consumers, noted at each receive, in memory only."""
 
 from __future__ import annotations
 

@@ -289,6 +289,8 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         taken = await self._take(max_messages)
         if taken is None and wait > 0 and consumption.fetcher.is_receiving:  # what comes goes to the receives of a loop
             taken, wait = await self._next_rows(max_messages, wait), 0.0
+            if taken is None and consumption.stopped:
+                return []
         if taken is not None:
             return list(self._batch(taken))
         found: list[MessageT] = []

@@ -48,7 +48,7 @@ class Fetcher:
     """
 
     is_receiving = False
-    """Whether receives are sent, because a loop has begun."""
+    """True from the first loop until the stop: receives are sent ahead of their use."""
 
     def __init__(
         self,

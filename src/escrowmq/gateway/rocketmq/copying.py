@@ -111,9 +111,12 @@ def _claim(folder: Path, source: RocketmqTopic) -> None:
     marker = folder / "source.json"
     folder.mkdir(parents=True, exist_ok=True)
     if not marker.exists():
-        if any(folder.iterdir()):
+        if any(one.suffix != ".new" for one in folder.iterdir()):
             raise error(Code.BAD_ARGUMENT, f"{folder} is not empty", "a new folder, or that of an earlier copy")
-        marker.write_text(json.dumps(mine))
+        new = marker.with_suffix(".new")
+        new.write_text(json.dumps(mine))
+        _sync(new)
+        new.rename(marker)
     elif (found := json.loads(marker.read_text())) != mine:
         raise error(Code.BAD_ARGUMENT, f"{folder} has a copy of {found}", "one folder for each topic and group")
 
