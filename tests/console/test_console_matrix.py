@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,7 @@ class Visited:
 
     def __init__(self, world: World, url: str) -> None:
         self.world = world
+        self.plan = NO_PLAN
         self.visitors = {name: Visitor(url) for name in (*CALLERS, "boss")}
         for name, visitor in self.visitors.items():
             log_in(visitor, world.rights.tokens[name])
@@ -109,11 +111,13 @@ class Visited:
         """The address and the form of a page, of something that exists now."""
         plan, digest = NO_PLAN, ""
         if path.startswith("/plans/{"):
+            self.wait_for_plan()
             with self.world.bus("boss") as bus:  # a run takes the dead letters away
                 if not bus.admin.dead_letters(GROUP):
                     bus.producer("shop").send(TOPIC, b"{}")
                     fail_all(bus, GROUP, TOPIC, {}, 1)
             plan, digest = plan_by(self.visitors["boss"])
+            self.plan = plan
         address = address_of(path, self.world, plan)
         form = form_of(path, self.world, digest) if ("POST", path) in PAGES else {}
         if path.endswith("delete") and not path.startswith("/plans"):
@@ -125,6 +129,12 @@ class Visited:
             address, form = rename(address, form, {TOPIC: "spare", GROUP: "spare"})
             form |= {"force": "yes"}
         return address, form
+
+    def wait_for_plan(self) -> None:
+        """Wait until the last plan stands still: a run in the background takes the rows of the next plan away."""
+        deadline = time.monotonic() + 60
+        while "data-live" in self.visitors["boss"].http.get(f"/plans/{self.plan}").text:
+            assert time.monotonic() < deadline, self.plan
 
     def ask(self, method: str, address: str, form: dict[str, Any], caller: str) -> tuple[int, str]:
         """Status of a page, and its text, or where it leads."""
