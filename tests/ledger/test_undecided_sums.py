@@ -14,7 +14,7 @@ from undecided_sums import undecided
 
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import Park, Recheck
-from escrowmq.ledger.transactions import table
+from escrowmq.ledger.transactions import oldest
 from escrowmq.model import COMMIT, DecidedBy
 from escrowmq.schemas import ID
 from escrowmq.testing.ledgers import LedgerDriver
@@ -36,7 +36,7 @@ STEPS = st.lists(
 def small_looks(monkeypatch):
     monkeypatch.setattr(listings, "SPAN", 2)
     monkeypatch.setattr(listings, "LOOKED", 3)
-    monkeypatch.setattr(table, "CHUNK", 2)
+    monkeypatch.setattr(oldest, "CHUNK", 2)
 
 
 def listed(driver: LedgerDriver, **wanted: Any) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ class TopicRules:
 
     @property
     def is_own(self) -> bool:
-        """Return whether there is any."""
+        """Return whether the topic has a retention of its own, by time or by bytes."""
         return self.retention_us is not None or self.retention_bytes is not None
 
 
@@ -193,7 +193,7 @@ class Part(Protocol):
 
     @property
     def first_id(self) -> tuple[int, int]:
-        """SEND and PREPARE: instance and sequence for the first row without a message id; the next rows count on."""
+        """Of SEND and PREPARE: instance and sequence of the first row without a message id; the next rows count on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ class Leased:
 
 
 def nothing_leased() -> Leased:
-    """Return the answer of a receive that found nothing."""
+    """Return the answer of a receive that leased no message: empty arrays."""
     return Leased(*[np.empty(0, np.int64)] * 5)
 
 

@@ -28,7 +28,8 @@ class Few:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value does not fit."""
+        """The rows as an Arrow batch. Raises ValueError, OverflowError or ArrowException if a value does not fit its
+        column."""
         arrays = [_array(column, *types) for column, types in zip(self.columns, _COLUMNS[self.kind], strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=STORED[self.kind])
 
@@ -48,7 +49,7 @@ class Event:
 
     @property
     def count(self) -> int:
-        """Its rows."""
+        """The number of its rows."""
         return int(self.content.num_rows)
 
 
@@ -90,13 +91,14 @@ def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Even
 
 
 def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
-    """Return an event with these rows (at least one). ``keep``: also keep the rows, to apply them."""
+    """Return an event with these rows (at least one). ``keep``: the event also has the rows themselves, so that
+    applying it need not decode them."""
     columns = tuple(zip(*rows, strict=True))
     return Event(kind, Few(kind, columns), rows) if keep else event_of(kind, *columns)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of an event."""
+    """Yield the rows of an event's batch as tuples of Python values."""
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

@@ -53,7 +53,9 @@ class Keeping:
     ending: Ending
 
     def decide_retain(self, command: Retain, trimmed_position: int) -> Decision:
-        """Return how far the log may be dropped, and the events for that."""
+        """Decide how far the log may be dropped from its beginning. Answer: the position below which it may, at least
+        ``trimmed_position`` (that of the last time). Events: undecided transactions below it that expire, and
+        TRIMMED."""
         topics, limit = self.topics, command.limit_position
         if topics.any_own:
             limit = max(limit, command.early_position)
@@ -71,7 +73,7 @@ class Keeping:
         return Decision((*events, event_of(Kind.TRIMMED, [limit], [command.visible_us])), limit)
 
     def decide_cut(self, command: Cut, now_us: int) -> Decision:
-        """Drop messages beyond each topic's retention."""
+        """Decide which queues drop messages beyond their topic's retention. Answer: the number of these queues."""
         retention_us, topics = command.retention_us, self.topics.by_name.values()
         longer = any((topic.rules.retention_us or 0) > retention_us for topic in topics)
         chosen = [topic for topic in topics if longer or topic.rules.is_own]
@@ -81,7 +83,8 @@ class Keeping:
     def _find_beyond(
         self, topic: Topic, rules: TopicRules, now_us: int, retention_us: int | None
     ) -> Iterable[tuple[int, int]]:
-        """Return queue ids with a new head, and that head, of a topic with these rules."""
+        """Yield (queue id, new first offset) for each queue of a topic that has messages beyond ``rules``.
+        ``retention_us``: the time if ``rules`` has none; None: no limit."""
         kept_us = retention_us if rules.retention_us is None else rules.retention_us
         for id in topic.queue_ids:
             queue = self.topics.queues[id]
@@ -92,13 +95,15 @@ class Keeping:
                 yield id, head
 
     def decide_alter(self, command: AlterTopic, rules: Rules, now_us: int) -> Decision:
-        """See :class:`~escrowmq.ledger.commands.AlterTopic`. UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
+        """Decide an :class:`~escrowmq.ledger.commands.AlterTopic`, which may drop messages at once. Raises
+        UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
         events, own, queues = self.topics.decide_alter(command, rules)
         cut = _cut([*self._find_beyond(self.topics.by_name[command.name], own, now_us, None)])
         return Decision((*events, *cut), {"name": command.name, "queues": queues, "rules": own})
 
     def decide_delete(self, command: DeleteTopic) -> Decision:
-        """See :class:`~escrowmq.ledger.commands.DeleteTopic`. UNKNOWN_TOPIC; CONFLICT."""
+        """Decide a :class:`~escrowmq.ledger.commands.DeleteTopic`. Raises UNKNOWN_TOPIC; CONFLICT if the topic is in
+        use and ``force`` is not set."""
         ids = self.topics.queue_ids(command.name)
         undecided, halves = self.transactions.undecided_in(ids)
         consuming = reports.consuming(self.groups.groups.values(), command.name, ids)
@@ -124,28 +129,29 @@ class Keeping:
         return Decision(tuple(events), answer)
 
     def apply_trimmed(self, position: int) -> None:
-        """Apply Kind.TRIMMED."""
+        """Apply Kind.TRIMMED: queues, transactions and groups drop what is below log ``position``."""
         for queue in self.topics.queues:
             queue.trim_below(position)
         self.transactions.trim(position)
         self.groups.apply_trim(self.topics, position)
 
     def apply_cut(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.CUT."""
+        """Apply Kind.CUT: queues drop messages below their new heads, which are EXPIRED for groups that had not
+        finished them."""
         heads = dict(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         for id, head in heads.items():
             self.topics.queues[id].trim(head)
         self.groups.apply_heads(self.topics, set(heads))
 
     def apply_topic(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.TOPIC."""
+        """Apply Kind.TOPIC: create topics and queues. Groups of the topic start at the first offset of a new queue."""
         for queue_id in self.topics.apply_topic(batch):
             queue = self.topics.queues[queue_id]
             if queue.head:  # of a name that was deleted: groups begin where it begins
                 self.groups.meet_at(queue.place.topic, queue_id, queue.head)
 
     def apply_deleted(self, batch: pa.RecordBatch, position: int) -> None:
-        """Apply Kind.TOPIC_DELETED."""
+        """Apply Kind.TOPIC_DELETED: drop the topic with its delayed messages, and remove it from all groups."""
         for name, queue_ids in self.topics.apply_deleted(batch, position):
             self.delays.drop(queue_ids)
             self.groups.remove_topic(name, queue_ids)

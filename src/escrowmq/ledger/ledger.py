@@ -121,7 +121,8 @@ class Ledger:
         return Decision(tuple(events))
 
     def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
-        """Decide about a subscription with its missing topics, which are created first if the rules allow it."""
+        """Return what ``decide`` decides about a subscription to the topics ``names``. Missing ones are created by the
+        same decision, if the rules allow it; ``decide`` gets all topics as they will be then. Raises TOO_MANY."""
         missing = [name for name in names if not self.topics.has(name) and self.topics.may_be_made(name)]
         if not missing or not self.rules.auto_create_topics:
             return decide(self.topics)
@@ -178,9 +179,9 @@ class Ledger:
     }
 
     def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
-        """Apply one event of the log. ``position`` is that of its first row, ``time_us`` the broker's time of it;
-        ``rows``: the same as the batch, of an event that was decided as rows; then only the length of the batch is
-        used."""
+        """Change the state by one event of the log. ``position`` is that of its first row, ``time_us`` the broker's
+        time of it; ``rows``: the same as the batch, of an event that was decided as rows; then only the length of the
+        batch is used."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
         if (counter := _COUNTED.get(kind)) is not None:
@@ -205,7 +206,8 @@ class Ledger:
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
-        """Update known ids, queue rotation and session use for new messages. Returns the tag number of each row."""
+        """Note the message ids, the use of sessions and queue rotation of new messages, plain or ``half``. Returns the
+        tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
         one = all_equal(of_row)
@@ -219,7 +221,8 @@ class Ledger:
     def _place(
         self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, sizes: Int32s, time_us: int
     ) -> None:
-        """Append messages to their queues; those visible later are delayed."""
+        """Append messages to their queues; those whose time ``visible`` (µs) is after ``time_us`` are delayed
+        instead."""
         late = visible > time_us
         if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late], sizes[late])
@@ -308,7 +311,8 @@ class Ledger:
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """Return the snapshot as of now. Slow copies of immutable parts are made when it is called, on any thread."""
+        """Return a function that returns the snapshot of now. Slow copies of parts that never change are made only when
+        it is called, which may be later and on any thread."""
         scalars = {
             "format": FORMAT if self.groups.has_limits else FORMAT - 1,
             **{name: getattr(self, name) for name in _POSITIONS},
@@ -328,7 +332,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
-        """Return a ledger equal to the one that made the snapshot."""
+        """Return a new ledger with the state of :meth:`snapshot`."""
         ledger = cls(shard)
         scalars = json.loads(tables["ledger"]["state"][0].as_py())
         for name in _POSITIONS:
@@ -346,24 +350,27 @@ class Ledger:
 
     @property
     def wake_us(self) -> int:
-        """A lower bound of the time of the next work of a :class:`~escrowmq.ledger.commands.Tick`; ``NEVER_US``: none.
-        A Tick that finds nothing moves it."""
+        """A lower bound of the time (µs) of the next work of a :class:`~escrowmq.ledger.commands.Tick`; ``NEVER_US``:
+        none. A Tick that finds nothing moves it."""
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def repeats_of(self, command: commands.Prepare) -> Repeats | None:
-        """Return the rows whose message ids are known, and the log positions of those messages."""
+        """Return which rows have the message id of a stored message, and the log positions of those messages; None: no
+        row."""
         return self._producing.repeats_of(command, self.trimmed_position)
 
     def queue_id(self, topic: str, queue: int) -> int:
-        """Return the id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
+        """Return the id, unique in the shard, of queue number ``queue`` of a topic. Raises Rejected(UNKNOWN_TOPIC or
+        BAD_QUEUE)."""
         return self.topics.queue_id(topic, queue)
 
     def queue(self, queue_id: int) -> QueueIndex:
-        """Return one consume queue."""
+        """Return a consume queue by its id."""
         return self.topics.queues[queue_id]
 
     def half_states(self, positions: Int64s) -> tuple[UInt8s, Int32s, Int64s, Int64s, Int64s]:
-        """Return state, checks, due_us, first position and epoch of the transactions of half messages.
+        """Return state, checks, due_us, first position and epoch of the transactions of the half messages at these log
+        positions.
 
         Those that left with retention are EXPIRED with position -1 (nothing undecided ever leaves).
         """
@@ -376,11 +383,12 @@ class Ledger:
         return states
 
     def open_transactions(self, session: int) -> int:
-        """Return the undecided transactions of a session's producer group. From any thread."""
+        """Return the number of OPEN transactions (parked ones not included) of a session's producer group. From any
+        thread."""
         return self.transactions.open.get(self.sessions.group_number(session), 0)
 
     def stats(self, now_us: int) -> dict[str, float]:
-        """Return one number per metric."""
+        """Return the value of each metric of the ledger by name."""
         table, age = self.transactions, 0.0
         if (oldest := table.oldest_open()) < table.rows.end:
             first = table.column("first", np.array([oldest])).astype(np.int64)
@@ -409,6 +417,6 @@ def sizes_of(bodies: pa.Array) -> Int32s:
 
 
 def _read_rules(values: dict[str, Any]) -> Rules:
-    """Return rules by name; unknown names are ignored, missing ones have their default."""
+    """Return rules from a dict of their values by name; unknown names are ignored, missing ones have their default."""
     known = {f.name for f in dataclasses.fields(Rules)}
     return Rules(**{name: value for name, value in values.items() if name in known})

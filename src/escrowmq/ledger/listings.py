@@ -27,7 +27,7 @@ _NOT_DUE, _DUE, _UNANSWERED, _ASKED_OUT, _AGED, _DECIDED = range(len(CAUSES))
 
 
 def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
-    """Return why each transaction (a row number) waits, as an index of :data:`CAUSES`."""
+    """Return why each transaction (by row number in the table) waits at ``now_us``, as an index of :data:`CAUSES`."""
     table = ledger.transactions
     state, checks, due_us = (table.rows[name][rows] for name in ("state", "checks", "due_us"))
     most = np.full(len(rows), policies.check_rules(None, ledger.rules).most, np.int64)
@@ -42,7 +42,8 @@ def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
 
 
 def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """List topics with their queues' first and next offsets."""
+    """List topics as dicts: ``name``, ``queues`` (each with first and next offset, and bytes), and a retention of their
+    own."""
     listed = []
     for topic in ledger.topics.by_name.values():
         indexes = [(queue_id, ledger.queue(queue_id)) for queue_id in topic.queue_ids]
@@ -67,8 +68,9 @@ def retention_of(rules: TopicRules) -> dict[str, float]:
 
 
 def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | None) -> list[dict[str, Any]]:
-    """Return ``queue, head, end`` and, with a time, ``offset_at`` (the first offset visible then or later, else
-    ``end``) of one queue of a topic, or of all. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    """Return ``queue, head, end`` of one queue of a topic (``queue`` None: of all). With ``time_us`` also
+    ``offset_at``: the first offset that became visible then or later, else ``end``. Raises Rejected(UNKNOWN_TOPIC,
+    BAD_QUEUE)."""
     first = ledger.queue_id(topic, queue or 0)  # raises
     indexes = [ledger.queue(id) for id in ([first] if queue is not None else ledger.topics.queue_ids(topic))]
     at = [{} if time_us is None else {"offset_at": index.offset_at(time_us)} for index in indexes]
@@ -76,9 +78,9 @@ def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | 
 
 
 def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: bool) -> list[dict[str, int]]:
-    """Return ``queue, head, end`` of a topic's queues with offsets from those of ``after`` (by queue) on; ``every``:
-    also of other queues, from their first offset on; then the topic need not exist. Rejected(UNKNOWN_TOPIC,
-    BAD_QUEUE)."""
+    """Return ``queue, head, end`` of those queues of a topic that have messages at or after the offset that ``after``
+    has for them (by queue number). ``every``: other queues too, from their first offset on; then the topic need not
+    exist. Raises Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
     places = dict(after)
     if every:
         ids = ledger.topics.queue_ids(topic) if ledger.topics.has(topic) else []
@@ -88,7 +90,8 @@ def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: b
 
 
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """List producer groups with their undecided transactions; ``oldest_us``: when the oldest was prepared, or None."""
+    """List producer groups as dicts: ``group``, their rules, the numbers of ``open`` and ``parked`` transactions, and
+    ``oldest_us``: when the oldest open one was prepared, or None."""
     sessions, rules, table = ledger.sessions, ledger.rules, ledger.transactions
     found = table.oldest.find(table.open, table.oldest_open())
     firsts = table.column("first", np.array([*found.values()], np.int64)).astype(np.int64)
@@ -107,7 +110,8 @@ def _count_undecided(ledger: Ledger, group: int) -> dict[str, int]:
 
 
 def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any]]:
-    """List writers after ``after`` by id: the last batch, the last use of the group, its undecided transactions."""
+    """List up to ``limit`` writers as dicts by id, from behind the id ``after``: the last batch, the last use of the
+    group, and the numbers of its undecided transactions."""
     used = ledger.sessions.used_us()
     return [
         {
@@ -123,7 +127,8 @@ def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any
 
 
 def transactions(ledger: Ledger, *, limit: int = 100, after: int = -1, **wanted: Any) -> list[dict[str, Any]]:
-    """Return transactions (see :class:`Wanted`) by position, from after ``after`` on. UNKNOWN_GROUP, BAD_REQUEST."""
+    """Describe at most ``limit`` transactions selected by ``wanted`` (the fields of :class:`Wanted`), by position, from
+    behind the position ``after``. Raises UNKNOWN_GROUP, BAD_REQUEST."""
     found, place = some_transactions(ledger, Wanted(**wanted), limit, after)
     while place is not None and len(found) < limit:
         more, place = some_transactions(ledger, Wanted(**wanted), limit - len(found), place)
@@ -146,7 +151,9 @@ class Wanted:
 def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Return at most ``limit`` of them, as far as one step reads; and the position to continue after, or None."""
+    """Describe at most ``limit`` of the transactions that ``wanted`` selects, from behind the position ``after``, as
+    far as one step reads. Also returns the position to continue after; None: that was all. Raises UNKNOWN_GROUP,
+    BAD_REQUEST."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -168,8 +175,9 @@ def some_transactions(
 
 
 def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
-    """Return row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``,
-    of at most :data:`LOOKED` transactions and about :data:`SPAN` results; and the ordinal from which to continue."""
+    """Return the row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before
+    ``end``, of at most :data:`LOOKED` transactions and about :data:`SPAN` results; and the ordinal from which to
+    continue."""
     rows = ledger.transactions.rows
     at, found = max(start, rows.first), list[Int64s]()
     count, most = 0, min(end, max(start, rows.first) + LOOKED)
@@ -203,7 +211,8 @@ def _states(name: str) -> Sequence[int]:
 
 
 def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
-    """Return one transaction, and the ``positions`` of its half messages. UNKNOWN_TRANSACTION, WRONG_SHARD."""
+    """Describe one transaction as a dict, with the log ``positions`` of its half messages. Raises UNKNOWN_TRANSACTION,
+    WRONG_SHARD."""
     if identity.shard != ledger.shard:
         raise error(Code.WRONG_SHARD, f"{identity} lives on another broker")
     ordinals = ledger.transactions.find(np.array([identity.position]))
@@ -214,13 +223,15 @@ def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
 
 
 def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
-    """Return all half messages of the transactions with these first positions: positions, and index into ``first``."""
+    """Return all half messages of some transactions, each named in ``first`` by the position of its first half message:
+    the log position of each message, and the index in ``first`` of its transaction."""
     index, positions, *_ = ledger.transactions.messages_of(ledger.transactions.find(first))
     return positions, index
 
 
 def described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
-    """Return transactions as they are listed."""
+    """Describe transactions, by their ordinals, as dicts: ``id, position, group, instance, state, checks, messages,
+    prepared_us``; of OPEN ones also ``due_us``, of decided ones ``decided_by``."""
     table, sessions = ledger.transactions, ledger.sessions
     names = ("first", "epoch", "state", "by", "checks", "messages", "due_us")
     values = {name: table.column(name, ordinals) for name in names}
@@ -264,7 +275,8 @@ class Waiting:
     """A summary in progress. Later transactions are left out; those decided between two steps may be in it or not."""
 
     def __init__(self, ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int) -> None:
-        """Of the groups with numbers above ``after``, at most ``limit``. Rejected(UNKNOWN_GROUP)."""
+        """Begin a summary of ``group`` (None: of all groups with undecided transactions and numbers above ``after``, at
+        most ``limit``), with up to ``samples`` transactions of each cause. Raises Rejected(UNKNOWN_GROUP)."""
         table, only = ledger.transactions, None if group is None else ledger.sessions.ordinal(group)
         if group is not None and only is None:
             raise error(Code.UNKNOWN_GROUP, f"no producer group {group!r}")
@@ -276,7 +288,7 @@ class Waiting:
         self._next, self._end = table.rows.first, table.rows.end
 
     def look(self, ledger: Ledger) -> bool:
-        """Add some more transactions. Returns whether any are left."""
+        """Add the transactions of one more step. Returns whether any are left to add."""
         table = ledger.transactions
         if self._chosen:
             rows, self._next = some_rows(ledger, self._next, self._end, UNDECIDED)

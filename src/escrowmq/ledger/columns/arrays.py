@@ -32,7 +32,8 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
 
 
 def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
-    """Return where each wanted value stands among rising ones, or would; faster for one value."""
+    """Return, for each wanted value, the index of the first of the ``rising`` values that is not below it: its own, if
+    it is there. Fast for one value."""
     if len(wanted) == 1:
         return [int(rising.searchsorted(wanted[0]))]
     places: list[int] = rising.searchsorted(wanted).tolist()
@@ -99,12 +100,13 @@ class Columns:
         return self.first + self._size - count
 
     def item(self, name: str, row: int) -> int:
-        """Return one value of a column of numbers, as ``columns[name][row]``, without a view."""
+        """Return ``columns[name][row]`` of a column of numbers, without creating a view. ``row`` counts from the first
+        live row; it is not an ordinal."""
         value: int = self._arrays[name].item(self._start + row)
         return value
 
     def put(self, name: str, row: int, value: int) -> None:
-        """Set one value, as ``columns[name][row] = value``."""
+        """Set one value, as ``columns[name][row] = value``; ``row`` as of :meth:`item`."""
         self._arrays[name][self._start + row] = value
 
     def trim(self, first: int) -> None:
@@ -122,7 +124,7 @@ class Columns:
         self._size = min(max(end - self.first, 0), self._size)
 
     def to_table(self) -> pa.Table:
-        """Return a copy of the live rows; the first ordinal is in the schema's metadata."""
+        """Return a copy of the live rows as an Arrow table; the first ordinal is in the schema's metadata."""
         if self._size:
             table = pa.table({name: pa.array(self[name].copy()) for name in self._arrays})
         else:
@@ -130,7 +132,7 @@ class Columns:
         return table.replace_schema_metadata({"first": str(self.first)})
 
     def load(self, table: pa.Table) -> None:
-        """Restore :meth:`to_table`."""
+        """Replace all rows, and the first ordinal, by those of a table that :meth:`to_table` returned."""
         self.first = int((table.schema.metadata or {}).get(b"first", b"0"))
         self._start = 0
         self._size = table.num_rows
@@ -151,19 +153,19 @@ def _without_rows(columns: tuple[tuple[str, np.dtype[Any]], ...]) -> pa.Table:
 
 
 def with_zeros(table: pa.Table, name: str, dtype: type[np.generic]) -> pa.Table:
-    """Return the table of an older snapshot with a missing column as zeros."""
+    """Return a table that has the column ``name``: filled with zeros if the table, of an older snapshot, lacks it."""
     if name in table.column_names:
         return table
     return table.append_column(name, pa.array(np.zeros(table.num_rows, dtype)))
 
 
 def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
-    """Return int64 fields of a schema."""
+    """Return the pair (name, int64) for each name, to be used as fields of an Arrow schema."""
     return [(name, pa.int64()) for name in names]
 
 
 def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return a table with these rows (maybe none), values in the order of the schema."""
+    """Return an Arrow table of these rows (maybe none), each a sequence of values in the order of the schema."""
     if not rows:
         return empty_table(schema)
     return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)

@@ -44,13 +44,14 @@ class DueIndex:
 
     @property
     def wake_us(self) -> int:
-        """No living entry is due before this; ``NEVER_US``: there is none."""
+        """A lower bound of the earliest due time (µs) of an entry that is alive; ``NEVER_US`` if the index is empty."""
         if self._overdue:
             return self._overdue[0][0]
         return self._heap[0] if self._heap else NEVER_US
 
     def put(self, entries: Int64s, due_us: Int64s | int, alive: int = NEVER_US) -> None:
-        """Add entries with their times (one for all, or one each). ``alive``: at most so many are alive with these."""
+        """Add entries with their due times (one for all, or one each). ``alive``: the most entries that can be alive,
+        these included; if the index holds far more, it first drops the dead ones."""
         if self._size > 2 * alive + _CHUNK:
             self._drop_dead()
         if not len(entries):
@@ -71,7 +72,8 @@ class DueIndex:
         self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
-        """Return up to ``limit`` entries alive and due, the longest overdue first. They stay until they are dead."""
+        """Return up to ``limit`` entries that are alive and due at ``now_us``, the longest overdue first. They stay in
+        the index until they are dead."""
         while self._heap and self._heap[0] <= now_us:
             self._open_bucket(heapq.heappop(self._heap))
         found: list[Int64s] = []
@@ -91,7 +93,7 @@ class DueIndex:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _open_bucket(self, due_us: int) -> None:
-        """Make the distinct entries of a bucket overdue."""
+        """Move the entries of one due time from their bucket to the overdue ones, without repeats."""
         chunks = self._buckets.pop(due_us)
         while self._overdue and self._overdue[-1][0] == due_us:
             chunks.insert(0, self._overdue.pop()[1])
@@ -103,7 +105,8 @@ class DueIndex:
         self._overdue.extend((due_us, chunk) for chunk in chunks)
 
     def done(self) -> None:
-        """Move ``wake_us`` past entries that the owner has handled."""
+        """Drop the first overdue entries that are dead, so that ``wake_us`` moves on. Called after the owner changed
+        entries that :meth:`due` returned."""
         while self._overdue:
             due_us, chunk = self._overdue[0]
             if len(live := self._living(chunk, due_us)):

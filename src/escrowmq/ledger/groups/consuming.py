@@ -45,8 +45,9 @@ class Consuming:
     keys_of: KeysOf | None = None
 
     def decide_subscribe(self, cmd: commands.Subscribe, topics: Topics, rules: Rules) -> Decision:
-        """Create or join a group; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
-        SUBSCRIPTION_MISMATCH or TOO_MANY."""
+        """Decide that a group is created, or that a member may join it with this subscription. ``topics``: all topics,
+        with those that this command creates. Raises BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH
+        or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self.groups.by_name.get(cmd.group)) is not None:
             had, events = group.subscription, list[Event]()
@@ -68,8 +69,9 @@ class Consuming:
         return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
 
     def decide_alter(self, cmd: commands.AlterGroup, topics: Topics) -> Decision:
-        """Change a group's subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST;
-        CONFLICT for a change of order or ``in_doubt`` while messages are leased."""
+        """Decide a change of a group's subscription; the answer is the new one. ``topics``: all topics, with those that
+        this command creates. Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for a change of order or
+        ``in_doubt`` while messages are leased."""
         group = self.groups.group(cmd.group)
         altered = subscriptions.alter(group.subscription, cmd)
         subscriptions.check(cmd.group, dataclasses.replace(altered, start=cmd.start), topics)
@@ -84,8 +86,9 @@ class Consuming:
         return Decision(() if altered == was else (event,), altered)
 
     def decide_receive(self, cmd: commands.Receive, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Lease messages by the rules of ``receiving.py``. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's),
-        BAD_REQUEST; in a group that holds what is in doubt also FENCED, and the member's messages in doubt first."""
+        """Decide which messages a member leases, by the rules of ``receiving.py``. In a group with ``in_doubt="hold"``
+        the member first gets its messages in doubt. Raises UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's),
+        BAD_REQUEST, FENCED (a named member that a newer process replaced, or an operator fenced)."""
         group = self.groups.group(cmd.group)
         if cmd.lease_us < 1:
             raise error(Code.BAD_REQUEST, "a lease is longer than nothing")
@@ -125,7 +128,7 @@ class Consuming:
         return Decision(tuple(events), receiving.collect_leased(pieces))
 
     def _limit(self, plan: receiving.Plan, group: Group) -> None:
-        """Apply the limits of a group to the leases that a receive may still add."""
+        """Lower the budget of ``plan`` to what the limits of the group allow, and set its limit per key."""
         plan.budget = min(plan.budget, group.room(plan.now_us))
         if (most := group.limits.in_flight_per_key) is not None:
             plan.by_key = limits.KeyRoom(most, self._keys_in_flight(group))
@@ -135,7 +138,8 @@ class Consuming:
         return Decision(*members.decide_join(self.groups.group(cmd.group), cmd, rules, next_position))
 
     def decide_fence(self, cmd: commands.Fence, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Give back the messages that a named member holds. UNKNOWN_GROUP, NOT_FOUND."""
+        """Fence a named member: its process can no longer receive, and all messages that it holds are given back at
+        once as a failed attempt. Raises UNKNOWN_GROUP, NOT_FOUND (no such member)."""
         group = self.groups.group(cmd.group)
         member = group.members.get(member_id(group.name, cmd.instance))
         if member is None or member.name != cmd.instance:
@@ -151,7 +155,8 @@ class Consuming:
         return group.is_paused(self.topics.queues[queue_id].place.topic)
 
     def decide_settle(self, cmd: commands.Settle, rules: Rules, now_us: int) -> Decision:
-        """Settle row by row; the codes are OK, LEASE_LOST, BAD_DELAY and BAD_REQUEST. UNKNOWN_GROUP for the whole."""
+        """Decide acknowledgements row by row. Answer: a code for each row: OK, LEASE_LOST, BAD_DELAY or BAD_REQUEST.
+        Raises UNKNOWN_GROUP."""
         codes, events = self._settle(self.groups.group(cmd.group), rows_of(cmd.batch), rules, now_us)
         return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED))
 
@@ -173,7 +178,8 @@ class Consuming:
         return codes, settling.events()
 
     def decide_bury(self, cmd: commands.Bury) -> Decision:
-        """Make dead letters of messages that are pending in their lease; others are skipped. UNKNOWN_GROUP."""
+        """Decide that leased messages become dead letters, without counting the attempt; those that are no longer
+        pending in their lease are skipped. Answer: the number of dead letters. Raises UNKNOWN_GROUP."""
         group = self.groups.group(cmd.group)
         rows = []
         for id, offset, cause in cmd.rows:
@@ -183,8 +189,8 @@ class Consuming:
         return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
 
     def decide_settle_dead(self, cmd: commands.SettleDead) -> Decision:
-        """Retry or discard dead letters. Answer: a code per row: OK, NOT_FOUND (no dead letter, or named twice), or
-        CONFLICT (it died at another time). UNKNOWN_GROUP for the whole."""
+        """Decide that dead letters are retried or discarded. Answer: a code for each row: OK, NOT_FOUND (no dead
+        letter, or named twice), or CONFLICT (it died at another time than the command says). Raises UNKNOWN_GROUP."""
         group = self.groups.group(cmd.group)
         found = np.zeros(len(cmd.offsets), bool)
         codes = np.full(len(cmd.offsets), Code.NOT_FOUND, np.uint8)
@@ -209,7 +215,9 @@ class Consuming:
         return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
-        """End at most ``limit`` expired leases. While a group is paused that counts no attempt."""
+        """Return the events that end at most ``limit`` expired leases: their messages are retried, or dead letters
+        after the last attempt. No attempt is counted for paused topics, nor for messages that the consumer cannot have
+        started."""
         found: dict[int, list[Lease]] = {}
         for lease in self.groups.expired(now_us, limit):
             found.setdefault(lease.group, []).append(lease)
@@ -236,7 +244,8 @@ class Consuming:
         return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group), **shared)
 
     def _keys_in_flight(self, group: Group) -> Int64s:
-        """Return the key of each leased message; those of a lease are read once."""
+        """Return the key of each leased message of a group, one item per message. The keys of a lease are read from the
+        log once, then cached in the lease."""
         found, keys_of = [_NO_KEYS], self._keys_of(group)
         for cursor in group.cursors.values():
             for lease in cursor.leases.values():
@@ -249,7 +258,8 @@ class Consuming:
         return np.concatenate(found)
 
     def _keys_of(self, group: Group) -> Callable[[int, Int64s], Int64s]:
-        """Return a function that reads the keys of a group's messages at stored offsets of a queue."""
+        """Return a function of (queue id, offsets) that reads the keys of the group's messages there; UNKNOWN if this
+        object has no source of keys."""
 
         def keys(queue_id: int, offsets: Int64s) -> Int64s:
             if self.keys_of is None or not len(offsets):
@@ -265,7 +275,8 @@ _NO_KEYS: Int64s = np.empty(0, np.int64)
 
 
 def _plan_last(plan: receiving.Plan, met: Sequence[tuple[Cursor, QueueIndex]], attempts: int) -> bool:
-    """Plan the first message due for its last attempt, alone (``members.py``). Returns whether there is one."""
+    """Add to ``plan`` the first message that is due for attempt ``attempts``, the last one, and no other message (in
+    order: with others of that attempt, as one lease). Returns whether there was one; see ``members.py``."""
     for cursor, queue in met:
         if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
             continue

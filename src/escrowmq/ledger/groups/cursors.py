@@ -63,19 +63,21 @@ class Again:
         return len(self.starts)
 
     def trim(self, first: int) -> None:
-        """Remove offsets below ``first``."""
+        """Remove offsets below ``first`` from the runs."""
         gone = int(np.searchsorted(self.ends, first, side="right"))
         self.starts, self.ends = np.maximum(self.starts[gone:], first), self.ends[gone:]
 
     def attempts(self, offsets: Int64s, repeated: int) -> Int32s:
-        """Return the attempt of the next delivery of rising ``offsets``: ``repeated`` of redelivered ones, else 1."""
+        """Return the attempt of the next delivery of each of rising ``offsets``: ``repeated`` for those in a run, else
+        1."""
         if not len(self):
             return np.ones(len(offsets), np.int32)
         at = np.searchsorted(self.starts, offsets, side="right") - 1
         return np.where((at >= 0) & (offsets < self.ends[at]), repeated, 1).astype(np.int32)
 
     def stretch(self, start: int, end: int) -> tuple[bool, int]:
-        """Return whether ``start`` is redelivered, and the first later offset, up to ``end``, where that differs."""
+        """Return whether ``start`` is in a run, and the offset up to which this is so for all offsets: at most
+        ``end``."""
         at = int(np.searchsorted(self.ends, start, side="right"))
         if at == len(self):
             return False, end
@@ -84,7 +86,8 @@ class Again:
 
 
 def find_handed_out(starts: Int64s, kinds: UInt8s, end: int, more: Again) -> Again:
-    """Return the HANDED_OUT ones of runs of ``kinds`` that begin at ``starts`` and end at ``end``; then ``more``."""
+    """Return the offsets that members received, as runs: those of kind HANDED_OUT, then the runs of ``more``. Run n of
+    the input has the kind ``kinds[n]`` and reaches from ``starts[n]`` to the next start, the last one to ``end``."""
     starts, kinds = starts[kinds != EITHER], kinds[kinds != EITHER]
     ends, chosen = np.append(starts[1:], end)[: len(starts)], kinds == HANDED_OUT
     return Again(np.concatenate([starts[chosen], more.starts]), np.concatenate([ends[chosen], more.ends]))
@@ -162,7 +165,8 @@ class Cursor:
 
     @property
     def base(self) -> int:
-        """The first offset with a byte of its own."""
+        """The first offset whose state is stored on its own; the states of lower offsets are final and stored as
+        runs."""
         return self.states.first
 
     @property
@@ -172,7 +176,8 @@ class Cursor:
 
     @property
     def floor(self) -> int:
-        """The offset below which all is done (I22: only a reset lowers it). A dead letter is not done."""
+        """The offset below which every message is in a final state (I22: only a reset lowers it). A dead letter is
+        not."""
         states = self.states["state"]
         self._floor = max(self._floor, self.base)
         while self._floor < self.next:
@@ -185,7 +190,7 @@ class Cursor:
         return self._floor
 
     def advance(self, end: int, state: State) -> None:
-        """Move ``next`` to ``end``; everything passed gets ``state``."""
+        """Move ``next``, the first offset never delivered, to ``end``; all offsets passed over get ``state``."""
         count = end - self.next
         self.states.extend(count, state=state)
         self.counts[state] += count
@@ -194,8 +199,9 @@ class Cursor:
             self.again.trim(end)
 
     def take_up(self, offsets: Int64s, keys: Int64s, due_us: int, repeated: int) -> None:
-        """In order: move rising ``offsets`` from ``next`` on into the retries, to be delivered first, or (since a
-        reset) again as attempt ``repeated``. What lies between them is passed over."""
+        """Move messages that were never delivered, at rising ``offsets`` from ``next`` on, into the retries with their
+        ``keys``, due at ``due_us``. Their attempt is 1, or ``repeated`` if they were delivered before a reset. Offsets
+        between them become FILTERED, and ``next`` moves behind them."""
         attempts = self.again.attempts(offsets, repeated)
         self.advance(int(offsets[-1]) + 1, State.FILTERED)
         self.move(offsets, State.FILTERED, State.RETRYING)
@@ -203,20 +209,21 @@ class Cursor:
 
     @property
     def place(self) -> int:
-        """The first offset that consumers have not done; dead letters do not count."""
+        """The first offset that is leased, waits for a retry, or was never delivered. Dead letters do not count."""
         states = self.states["state"]
         undone = states <= State.RETRYING
         return self.base + int(undone.argmax()) if undone.any() else self.next
 
     def counts_from(self, start: int) -> list[int]:
-        """Return the number of stored offsets from ``start`` to before ``next`` in each state."""
+        """Return the number of offsets from ``start`` to before ``next`` in each state, as a list indexed by
+        :class:`State`."""
         starts, states = self.runs()
         lengths = np.maximum(np.append(starts[1:], self.next)[: len(starts)] - np.maximum(starts, start), 0)
         return [int(lengths[states == state].sum()) for state in range(_STATES)]
 
     def reset(self, start: int) -> None:
-        """Continue at ``start``, which is stored or the queue's end; the caller ends the leases. Offsets from there on
-        wait, dead letters included; undelivered ones below are skipped."""
+        """Continue delivery at ``start``, which is stored or the queue's end. Offsets from there on wait again, dead
+        letters included; leased and retrying ones below are SKIPPED. The caller ends the leases."""
         again = self._read_handed_out(start)
         if start > self.next:
             self.advance(start, State.SKIPPED)
@@ -234,7 +241,7 @@ class Cursor:
         self.dead.remove_range(start, _ENDLESS)
 
     def _read_handed_out(self, start: int) -> Again:
-        """Return which offsets from ``start`` on members received, as far as known."""
+        """Return the offsets from ``start`` on that members received before, as runs, as far as known."""
         more = Again(self.again.starts, self.again.ends)
         more.trim(start)
         if start >= self.next:
@@ -253,20 +260,21 @@ class Cursor:
         return find_handed_out(borders, kinds, self.next, more)
 
     def move_run(self, start: int, end: int, old: State, new: State) -> None:
-        """Move offsets ``start`` .. ``end``-1, all in ``old``, to ``new``."""
+        """Change the state of offsets ``start`` .. ``end``-1, all of them in ``old``, to ``new``."""
         base = self.base
         self.states["state"][start - base : end - base] = int(new)
         self.counts[old] -= end - start
         self.counts[new] += end - start
 
     def move(self, offsets: Int64s, old: State, new: State) -> None:
-        """Move ``offsets``, all in ``old``, to ``new``."""
+        """Change the state of ``offsets``, all of them in ``old``, to ``new``."""
         self.states["state"][offsets - self.base] = int(new)
         self.counts[old] -= len(offsets)
         self.counts[new] += len(offsets)
 
     def trim(self, head: int) -> None:
-        """Apply retention: what was not done below ``head`` expires. The caller ends the leases."""
+        """Apply retention, by which the queue now begins at ``head``: unfinished offsets below it become EXPIRED. The
+        caller ends the leases."""
         if head <= self.base:
             return
         if self.next < head:
@@ -291,7 +299,8 @@ class Cursor:
             history["state"][0] = State.GONE
 
     def runs(self) -> tuple[Int64s, UInt8s]:
-        """Return copies of all offsets below ``next`` as runs: where each begins, and its state."""
+        """Return all offsets below ``next`` as runs of equal state: the first offset of each run, and its state
+        (copies)."""
         starts, states = self._history["start"].copy(), self._history["state"].copy()
         if self.next > self.base:
             more_starts, more_states = _runs(self.states["state"])
@@ -342,7 +351,7 @@ class Lease:
         self.pending = self.end - self.start if self.mask is None else self.mask.count(PENDING)
 
     def copy_mask(self) -> bytearray:
-        """Return a copy of the mask as bytes."""
+        """Return a copy of the mask, one byte per offset: NOT_LEASED, PENDING, ACKED or TAKEN."""
         if self.mask is not None:
             return bytearray(self.mask)
         return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
@@ -363,7 +372,8 @@ class Lease:
         return self.start <= offset < self.end and self.copy_mask()[offset - self.start] == PENDING
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:
-        """Move pending offsets of ``start`` .. ``end``-1 to ``to``. Returns them; None: the whole range."""
+        """Change the pending offsets among ``start`` .. ``end``-1 to ``to`` (ACKED or TAKEN). Returns them; None: all
+        of the range was pending."""
         if self.mask is None:
             if to == ACKED and start == self.start and end == self.end:
                 self.pending = 0
@@ -381,14 +391,15 @@ class Lease:
         return offsets + start
 
 
-def pending_runs(mask: bytearray, a: int, b: int) -> list[tuple[int, int]]:
-    """Return index ranges within ``a`` .. ``b`` that hold every pending byte and no settled one.
+def pending_runs(mask: bytearray, start: int, end: int) -> list[tuple[int, int]]:
+    """Return ranges (start, end) within the indexes ``start`` .. ``end``-1 of a lease's mask: together they hold every
+    pending byte, and no settled one.
 
     A range may include bytes that were never leased, so that a filtered lease stays one run.
     """
-    if mask.count(PENDING, a, b) == b - a:
-        return [(a, b)]
-    part = np.frombuffer(mask, np.uint8)[a:b]
+    if mask.count(PENDING, start, end) == end - start:
+        return [(start, end)]
+    part = np.frombuffer(mask, np.uint8)[start:end]
     pending = np.flatnonzero(part == PENDING)
     if not len(pending):
         return []
@@ -397,7 +408,7 @@ def pending_runs(mask: bytearray, a: int, b: int) -> list[tuple[int, int]]:
     firsts = np.flatnonzero(np.concatenate([[True], barriers[1:] != barriers[:-1]]))
     lasts = np.append(firsts[1:], len(pending)) - 1
     pairs = zip(pending[firsts].tolist(), pending[lasts].tolist(), strict=True)
-    return [(a + first, a + last + 1) for first, last in pairs]
+    return [(start + first, start + last + 1) for first, last in pairs]
 
 
 def _runs(states: UInt8s) -> tuple[Int64s, UInt8s]:

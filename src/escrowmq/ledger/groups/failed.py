@@ -109,13 +109,14 @@ class Retries:
 
     @property
     def least_due_us(self) -> int:
-        """The earliest due time. There must be a retry."""
+        """The earliest due time (µs) of a retry. There must be at least one."""
         if self._least_due is None:
             self._least_due = int(self["due_us"].min())
         return self._least_due
 
     def due_runs(self, now_us: int) -> Iterator[tuple[int, int]]:
-        """Yield index ranges of due neighbours with equal attempts, lowest offset first.
+        """Yield index ranges (first, end) of neighbouring retries that are due and have equal attempts, lowest offset
+        first.
 
         No other retry lies within a range, so a lease from its first to its last offset holds exactly these. A range
         ends at a chunk's border at the latest.
@@ -133,7 +134,8 @@ class Retries:
 
 
 def chosen_runs(offsets: Int64s, attempts: Int32s, chosen: Bools) -> Iterator[tuple[int, int]]:
-    """Yield index ranges of chosen neighbours with equal attempts, lowest offset first."""
+    """Yield index ranges (first, end) of neighbouring ``chosen`` rows with equal attempts, lowest offset first. Offsets
+    that are more than MAX_GAP apart are never in one range."""
     fresh = np.ones(len(offsets), bool)
     fresh[1:] = (attempts[1:] != attempts[:-1]) | (np.diff(offsets) > MAX_GAP) | (chosen[1:] != chosen[:-1])
     bounds = np.append(np.flatnonzero(fresh), len(offsets))
@@ -156,7 +158,8 @@ class Redelivery(NamedTuple):
     delays_us: tuple[int, ...] = ()
 
     def wait_us(self, attempt: int) -> int:
-        """Return the delay after ``attempt`` (from 1): of the back-off doubled each time, at most ``most_us``."""
+        """Return the delay (µs) before the next delivery, after ``attempt`` (counted from 1) failed: the configured
+        one, else a back-off that doubles each time, up to ``most_us``."""
         if self.delays_us:
             return self.delays_us[min(attempt, len(self.delays_us)) - 1]
         return min(self.first_us << min(attempt - 1, 50), self.most_us)

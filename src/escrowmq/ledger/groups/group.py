@@ -30,7 +30,8 @@ class Member:
     doubted: dict[int, Lease] = field(default_factory=dict)  # leases with something in doubt, by id
 
     def note(self, lease: Lease) -> None:
-        """Update ``doubted`` after a change of ``lease``."""
+        """Add ``lease`` to ``doubted`` if pending messages of it are in doubt, else remove it. Called after each change
+        of the lease."""
         if lease.pending and lease.pending_from(lease.doubt):
             self.doubted[lease.id] = lease
         else:
@@ -53,30 +54,31 @@ class Group:
     bucket: Bucket | None = None  # of a group with a rate
 
     def cursor(self, queue_id: int) -> Cursor:
-        """Return the cursor of a queue; a new one, which is not kept, if the group has none."""
+        """Return the cursor of a queue; if the group has none, a new one at offset 0, which is not kept."""
         return self.cursors.get(queue_id) or Cursor(queue_id, 0)
 
     def meet(self, queue_id: int) -> Cursor:
-        """Return the cursor of a queue, created if the group has none."""
+        """Return the cursor of a queue; if the group has none, a new one at offset 0, which is kept."""
         return self.cursors.setdefault(queue_id, self.cursor(queue_id))
 
     def add_cursors(self, starts: Mapping[Any, int]) -> None:
-        """Add cursors of queues that the group has not met, by queue id (or its text): the first offset."""
+        """Add a cursor for each queue that the group has none for. ``starts`` maps a queue's id (int or text) to the
+        first offset to deliver."""
         for id, start in starts.items():
             self.cursors.setdefault(int(id), Cursor(int(id), start))
 
     def note(self, lease: Lease) -> None:
-        """Update the named member that holds ``lease`` after a change of it."""
+        """Update the named member that holds ``lease``, if any, after a change of the lease: :meth:`Member.note`."""
         if (member := self.members.get(lease.member)) is not None:
             member.note(lease)
 
     def is_paused(self, topic: str) -> bool:
-        """Return whether a topic is paused."""
+        """Return whether a topic is paused, by its name or with the whole group."""
         return ALL in self.paused or topic in self.paused
 
     @property
     def flowing(self) -> tuple[str, ...]:
-        """The topics that are not paused."""
+        """The subscribed topics that are not paused."""
         return tuple(topic for topic in self.subscription.topics if not self.is_paused(topic))
 
     @property
@@ -85,12 +87,13 @@ class Group:
         return sum(cursor.counts[State.LEASED] for cursor in self.cursors.values())
 
     def room(self, now_us: int) -> int:
-        """Return how many messages of any key a group with limits may lease; not above 0: none now."""
+        """Return how many messages may be leased now by the rate and the limit in flight of the group; 0 or less: none.
+        The limit per key is not included."""
         most = NEVER_US if self.bucket is None else self.bucket.room(now_us)
         return most if self.limits.in_flight is None else min(most, self.limits.in_flight - self.in_flight)
 
     def limit(self, limits: Limits, now_us: int) -> None:
-        """Replace the limits. An unchanged rate continues."""
+        """Replace the limits of the group. A new rate starts with a full bucket; an unchanged one continues."""
         if limits.rate != self.limits.rate:
             self.bucket = None if limits.rate is None else Bucket(limits.rate, now_us)
         self.limits = limits
@@ -131,7 +134,8 @@ class Leases:
             self._drop_stale()
 
     def end(self, lease: Lease) -> None:
-        """Remove a lease of which nothing is pending."""
+        """Remove a live lease that has no pending messages; if it acked some, remember it for repeated
+        acknowledgements."""
         del self.live[lease.id]
         del lease.cursor.leases[lease.id]
         if lease.mask is None or ACKED in lease.mask:
@@ -139,7 +143,8 @@ class Leases:
         self._drop_stale()
 
     def drop(self, lease: Lease) -> None:
-        """End ``lease`` with all that is pending in it."""
+        """Remove a live lease and take away the messages that are pending in it. It is not remembered: later
+        acknowledgements of it are LEASE_LOST."""
         lease.take(lease.start, lease.end, TAKEN)
         del self.live[lease.id]
         del lease.cursor.leases[lease.id]
@@ -157,7 +162,7 @@ class Leases:
             del self.ended[next(iter(self.ended))]
 
     def find(self, id: int) -> Lease | None:
-        """Return the lease, live or remembered."""
+        """Return a lease by its id, live or remembered; None if there is none."""
         return self.live.get(id) or self.ended.get(id)
 
     @property
@@ -188,7 +193,7 @@ class Leases:
         return id in self.live and self.live[id].deadline_us == deadline_us
 
     def _drop_stale(self) -> None:
-        """Make the first entry a live one, and limit the stale entries in the list."""
+        """Remove stale entries before the first current one, and all of them when they become many."""
         while self._first < len(self._deadlines) and not self._is_current(self._first):
             self._first += 1
         if len(self._deadlines) > 64 + 2 * len(self.live):

@@ -67,7 +67,7 @@ class Groups:
     def apply(
         self, kind: Kind, batch: pa.RecordBatch, time_us: int, topics: Topics, rules: Rules, rows: Rows | None = None
     ) -> None:
-        """Apply one event of ``KINDS``; ``rows``: the same as ``batch``, if already available."""
+        """Change the state by one event of ``KINDS``. ``rows``: the rows of ``batch``, if already decoded."""
         at = At(time_us, topics, rules)
         if (act := self._row_acts.get(kind)) is not None:
             act(self, rows_of(batch) if rows is None else rows, at)
@@ -97,7 +97,7 @@ class Groups:
         self.leases.forget(cursors)
 
     def _end_leases(self, group: Group, cursors: Iterable[Cursor]) -> None:
-        """End all leases of these cursors: whatever is settled of them from now on comes too late."""
+        """End all leases of these cursors: later acknowledgements of them are LEASE_LOST."""
         for lease in [lease for cursor in cursors for lease in cursor.leases.values()]:
             self.leases.drop(lease)
             group.leases -= 1
@@ -132,7 +132,7 @@ class Groups:
             elif group.subscription.ordered:
                 mask = _deliver_in_order(cursor, start, end, attempt, at.time_us)
             else:
-                mask = _make_mask(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
+                mask = _lease_retries(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
             lease = Lease(id, ordinal, cursor, start, end, attempt, member, deadline_us, mask)
             if lease.pending:
                 self._begin(lease, at.time_us)
@@ -147,8 +147,9 @@ class Groups:
             self._wake_at((group.bucket.ready_us,), time_us)
 
     def _take(self, id: int, start: int, count: int, to: int, state: State) -> tuple[Lease, Int64s | None] | None:
-        """Set the pending messages of a lease in a range to ``state``. Returns the lease and their offsets (None: the
-        whole range); None if the lease ended."""
+        """Take those of ``count`` messages from offset ``start`` that are pending in the lease ``id`` out of it: they
+        become ``to`` in its mask, and ``state`` in its cursor. Returns the lease and their offsets (None: the whole
+        range); None if the lease ended."""
         if (lease := self.leases.live.get(id)) is None:
             return None
         offsets = lease.take(start, start + count, to)
@@ -160,8 +161,9 @@ class Groups:
         return lease, offsets
 
     def _take_all(self, rows: Rows, state: State) -> dict[Cursor, list[tuple[Lease, Int64s, Any]]]:
-        """Move the pending messages of rows (lease, start, count, value) from their leases to ``state``. Returns lease,
-        offsets and value by cursor."""
+        """Take messages out of their leases, for rows of (lease id, start, count, value): those still pending get the
+        state ``state``. Returns by cursor, for each row that took some: the lease, their offsets and the row's
+        value."""
         found: dict[Cursor, list[tuple[Lease, Int64s, Any]]] = {}
         for id, start, count, value in rows:
             if (taken := self._take(id, start, count, TAKEN, state)) is not None:
@@ -172,7 +174,8 @@ class Groups:
         return found
 
     def _on_change(self, lease: Lease) -> None:
-        """Update a lease of which less is pending, or more in doubt."""
+        """Update the named member after messages of ``lease`` were settled or came in doubt; end the lease if none is
+        pending."""
         group = self.groups[lease.group]
         group.note(lease)
         if not lease.pending:
@@ -224,14 +227,15 @@ class Groups:
             self._wake_at(set(dues), at.time_us)
 
     def _give_back(self, parts: Iterable[tuple[Lease, Int64s, int]], time_us: int) -> None:
-        """Remove messages that no consumer received from what counts for the rate of their group."""
+        """Return messages that no consumer received (``due_us`` is UNSEEN) to the rate of their group."""
         for lease, offsets, due_us in parts:
             if due_us == UNSEEN and (bucket := self.groups[lease.group].bucket) is not None:
                 bucket.give_back(len(offsets))
                 self._wake_at((bucket.ready_us,), time_us)
 
     def _plan_retry(self, lease: Lease, due_us: int, at: At) -> tuple[int, int]:
-        """Return the next attempt of messages of a lease, and when it is due."""
+        """Return the number of the next attempt of messages given back from ``lease``, and when it is due. ``due_us``:
+        this time, or RELEASED or UNSEEN: now, and the attempt is not counted."""
         if due_us == UNSEEN:
             return lease.attempt, at.time_us
         if due_us == RELEASED:
@@ -240,7 +244,8 @@ class Groups:
         return lease.attempt + 1, due_us
 
     def _bury(self, rows: Rows, time_us: int, handed_out: int) -> None:
-        """Make dead letters; the attempt of their lease counts only if they were handed out."""
+        """Make dead letters of the messages pending in leases, for rows of (lease id, start, count, cause).
+        ``handed_out``: 1 to count the lease's attempt, 0 if no consumer received them."""
         for cursor, parts in self._take_all(rows, State.DEAD).items():
             tried = handed_out - 1
             cursor.dead.bury([block_of(at, lease.attempt + tried, time_us, cause) for lease, at, cause in parts])
@@ -281,12 +286,14 @@ class Groups:
                 self.leases.extend(lease, deadline_us)
 
     def apply_trim(self, topics: Topics, position: int) -> None:
-        """Apply retention of the log: forget deletions below ``position``, expire what left the queues."""
+        """Apply retention of the log: forget groups that were deleted below log ``position``, and expire unfinished
+        messages that are no longer stored in their queues."""
         self.deleted = {number: known for number, known in self.deleted.items() if known[1] >= position}
         self.apply_heads(topics)
 
     def apply_heads(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
-        """Expire and count unfinished messages below the heads of queues (None: of all) after retention."""
+        """Expire, in every group, the unfinished messages below the heads of these queues (None: of all), and take them
+        out of their leases. Called after retention moved the heads."""
         for group in self.groups.values():
             met = {*subscriptions.queue_ids(group.subscription.topics, topics), *group.cursors}
             for queue_id in sorted(met if queue_ids is None else met & queue_ids):
@@ -300,7 +307,7 @@ class Groups:
                 cursor.trim(head)
 
     def meet_at(self, topic: str, queue_id: int, start: int) -> None:
-        """Give the groups of a topic its new queue, which begins at ``start``."""
+        """Let the groups that consume ``topic`` begin at offset ``start`` of its new queue."""
         for group in self.groups.values():
             if topic in group.subscription.topics:
                 group.add_cursors({queue_id: start})
@@ -343,8 +350,8 @@ class Groups:
     KINDS: ClassVar = frozenset({*_acts, *_row_acts})  # the events of consumer groups
 
     def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
-        """Return whether a receive of this group would lease or pass over something, or fail because the group is
-        gone."""
+        """Return whether a receive of this group would do anything now: lease messages, pass over some, or fail because
+        there is no such group."""
         if (found := self.by_name.get(group)) is None:
             return True
         if any(members.in_doubt(found, member, topics) for member in found.members.values()):
@@ -365,7 +372,8 @@ class Groups:
         return False
 
     def has_named_members(self, group: str) -> bool:
-        """Return whether it may matter which member receives."""
+        """Return whether the group has named members, so that it matters which member receives. False for an unknown
+        group."""
         return (found := self.by_name.get(group)) is not None and bool(found.members)
 
     @property
@@ -375,13 +383,14 @@ class Groups:
 
     @property
     def wake_us(self) -> int:
-        """A lower bound of the next end of a lease or retry that is due; ``NEVER_US``: none."""
+        """A lower bound of the next time (µs) at which a lease expires, a retry is due, or a rate allows messages
+        again; ``NEVER_US``: none."""
         deadline = self.leases.wake_us
         return min(deadline, self._retry_times[0]) if self._retry_times else deadline
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """Return at most ``limit`` expired leases, earliest first. Due retries are work from now on
-        (:meth:`has_work`)."""
+        """Return at most ``limit`` leases whose deadline passed, earliest first. Also drops the due times of retries
+        that passed from :attr:`wake_us`: :meth:`has_work` finds these."""
         while self._retry_times and self._retry_times[0] <= now_us:
             heapq.heappop(self._retry_times)
         return self.leases.expired(now_us, limit)
@@ -392,7 +401,7 @@ class Groups:
                 heapq.heappush(self._retry_times, time_us)
 
     def group(self, name: str) -> Group:
-        """Return a group by its name; UNKNOWN_GROUP."""
+        """Return a group by its name. Raises UNKNOWN_GROUP."""
         if (group := self.by_name.get(name)) is None:
             raise error(Code.UNKNOWN_GROUP, f"no consumer group {name!r}")
         return group
@@ -407,11 +416,12 @@ class Groups:
         return [reports.describe(group, topics, rules) for group in self.groups.values()]
 
     def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
-        """List what each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
+        """List what each member holds: see :func:`escrowmq.ledger.groups.members.describe`. Raises UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
     def dead(self, group: str, topics: Topics, topic: str | None = None) -> Parts:
-        """Return the dead letters of a group by queue id, of one topic or all, for any thread. UNKNOWN_GROUP."""
+        """Return the blocks of a group's dead letters by queue id, of one topic or all. They never change, so any
+        thread may read them. Raises UNKNOWN_GROUP."""
         cursors = self.group(group).cursors
         chosen = cursors if topic is None else set(topics.queue_ids(topic) if topics.has(topic) else ())
         return {id: list(cursor.dead.blocks) for id, cursor in cursors.items() if id in chosen and len(cursor.dead)}
@@ -419,7 +429,8 @@ class Groups:
     def dead_letters(
         self, group: str, topics: Topics, limit: int = 100, after: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Return at most ``limit`` dead letters by queue id and offset, after the pair ``after``; UNKNOWN_GROUP."""
+        """Describe at most ``limit`` dead letters of a group as dicts, in order of queue id and offset, from behind the
+        pair ``after``. Raises UNKNOWN_GROUP."""
         return reports.dead_letters(listing.page(self.dead(group, topics), limit, after), topics, self.group(group))
 
     def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
@@ -429,7 +440,8 @@ class Groups:
         return {"waiting": np.arange(cursor.next, topics.queues[queue_id].end), **found}
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """Return the state as tables ``groups_*``; some copies are made when it is called, on any thread."""
+        """Return a function that returns the state of now as tables ``groups_*``. It copies dead letters only when it
+        is called, which may be later and on any thread."""
         return snapshots.freeze(self)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
@@ -444,7 +456,8 @@ class Groups:
 
 
 def _deliver_first(cursor: Cursor, start: int, end: int, group: Group, topics: Topics) -> bytearray | None:
-    """Move the cursor over a new range; the mask of what the group's tags match in it, None: all."""
+    """Move ``next`` over the range ``start`` .. ``end``-1: messages that match the group's tags become LEASED, the
+    others FILTERED. Returns the mask of their lease; None: all match."""
     tags = receiving.tag_numbers(group.subscription.tags, topics)
     chosen = None if tags is None else receiving.match_tags(topics.queues[cursor.queue_id], start, end, tags)
     if chosen is None or chosen.all():
@@ -456,15 +469,17 @@ def _deliver_first(cursor: Cursor, start: int, end: int, group: Group, topics: T
 
 
 def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_us: int) -> bytearray | None:
-    """Take the retries of the range that the order allows; its mask, None: all of the range."""
+    """Make the retries of the range LEASED that a lease of this attempt number may hold (``order.py``). Returns the
+    mask of their lease; None: all of the range."""
     rows = order.read_waiting(cursor)
     offsets = rows.offsets[order.deliverable(rows, attempt, time_us)]
     first, last = np.searchsorted(offsets, (start, end))
-    return _make_mask(cursor, cursor.retries.take(offsets[first:last]), start, end)
+    return _lease_retries(cursor, cursor.retries.take(offsets[first:last]), start, end)
 
 
-def _make_mask(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
-    """Return the mask of a lease of these retries, None: all of the range."""
+def _lease_retries(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
+    """Make retries at ``offsets``, already removed from the retries, LEASED. Returns the mask of their lease over the
+    range ``start`` .. ``end``-1; None: all of it."""
     cursor.move(offsets, State.RETRYING, State.LEASED)
     if len(offsets) == end - start:
         return None
@@ -474,7 +489,8 @@ def _make_mask(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearr
 
 
 def _requeue(cursor: Cursor, offsets: Int64s, time_us: int) -> None:
-    """Make rising dead letters retries that are due, with their attempts counted anew."""
+    """Turn the dead letters at rising ``offsets`` into retries that are due at ``time_us``, with their attempts counted
+    anew."""
     cursor.dead.remove(offsets)
     cursor.move(offsets, State.DEAD, State.RETRYING)
     size = len(offsets)

@@ -34,7 +34,7 @@ NO_KEY = int(numbers(np.array([hash_key("")], np.uint64))[0])
 
 
 def check(limits: Limits) -> None:
-    """Validate limits. BAD_REQUEST."""
+    """Validate limits. Raises BAD_REQUEST for a value out of range."""
     rate, counts = limits.rate, (limits.in_flight, limits.in_flight_per_key)
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
         hint = f"{LEAST_RATE} to {MOST_RATE:,.0f}; to stop a group, pause it"
@@ -75,24 +75,24 @@ class Bucket:
 
     @property
     def ready_us(self) -> int:
-        """The time from which on the next lease may be granted."""
+        """The time (µs) from which on the rate allows the next lease."""
         return self.since_us + max(math.ceil((self.spent + self.least - self.burst) * 1e6 / self.rate), 0)
 
     def room(self, now_us: int) -> int:
-        """Return how many messages may be leased."""
+        """Return how many messages the rate allows to lease now; 0 before ``ready_us``."""
         if now_us < self.ready_us:
             return 0
         filled = self.burst - self.spent + (now_us - self.since_us) * self.rate / 1e6
         return int(min(max(filled, self.least), self.burst))
 
     def take(self, count: int, now_us: int) -> None:
-        """Count leased messages."""
+        """Charge ``count`` messages, leased at ``now_us``, to the rate."""
         if (now_us - self.since_us) * self.rate / 1e6 >= self.spent:
             self.since_us, self.spent = now_us, 0
         self.spent += count
 
     def give_back(self, count: int) -> None:
-        """Undo :meth:`take` of messages that no consumer received."""
+        """Undo :meth:`take` of ``count`` messages that no consumer received, so that they do not count for the rate."""
         self.spent = max(self.spent - count, 0)
 
 
@@ -105,7 +105,8 @@ class KeyRoom:
         self._most, self._in_flight = most, np.sort(in_flight)
 
     def select(self, keys: Int64s) -> Bools:
-        """Return which messages of these keys, taken in this order, may be leased."""
+        """Return for each of these messages (by its key, in order of delivery) whether it may be leased together with
+        those before it. Changes nothing."""
         order = np.argsort(keys, kind="stable")
         rising = keys[order]
         nth = np.arange(len(keys)) - np.searchsorted(rising, rising)
@@ -115,9 +116,9 @@ class KeyRoom:
         return chosen
 
     def count_first(self, keys: Int64s) -> int:
-        """Return how many may be leased before the first that may not."""
+        """Return how many messages, from the first on, may be leased before the first that may not."""
         return int(np.append(~self.select(keys), True).argmax())
 
     def take(self, keys: Int64s) -> None:
-        """Count messages that will be leased."""
+        """Count messages with these keys as in flight."""
         self._in_flight = np.sort(np.concatenate([self._in_flight, keys]))

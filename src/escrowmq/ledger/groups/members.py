@@ -49,8 +49,9 @@ from escrowmq.schemas import Kind
 
 
 def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[tuple[Event, ...], dict[str, int]]:
-    """Return events and answer. BAD_REQUEST for a bad name or a group without members, TOO_MANY; FENCED for a
-    ``resume`` after another process, or an operator, took the member over."""
+    """Decide that a process becomes the named member. Returns the events, JOINED at log ``position``, and the answer.
+    Raises BAD_REQUEST for a bad name or a group without named members, TOO_MANY; FENCED for a ``resume`` after another
+    process took the member over, or an operator fenced it."""
     if not holds(group.subscription):
         hint = 'only groups with in_doubt="hold" have named members'
         raise error(Code.BAD_REQUEST, f"consumer group {group.name!r} gives back what is in doubt", hint)
@@ -73,7 +74,8 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
 
 
 def member_of(group: Group, cmd: Receive) -> Member:
-    """Return the receiving member. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
+    """Return the named member that sends a receive. Raises BAD_REQUEST if it never joined, FENCED if its epoch is not
+    the newest."""
     member = group.members.get(cmd.member)
     if member is None or cmd.epoch is None:
         hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
@@ -98,17 +100,19 @@ class Handing:
     held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)  # queue, attempt, offsets, positions
 
     def events(self, position: int) -> list[Event]:
-        """Return DEAD, then HANDED, the first row at ``position``."""
+        """Return the DEAD event, then HANDED, each if it has rows. The first row of the first one gets log
+        ``position``."""
         handed = [(id, *row) for id, row in enumerate(self.rows, position + len(self.dead))]
         return [event_of_rows(kind, rows) for kind, rows in ((Kind.DEAD, self.dead), (Kind.HANDED, handed)) if rows]
 
     def pieces(self, position: int) -> list[Piece]:
-        """Return the content of the rows; the first event's first row gets ``position``."""
+        """Return the messages of each new lease. ``position``: as of :meth:`events`; it determines the ids of the
+        leases."""
         return [Piece(id, *messages) for id, messages in enumerate(self.held, position + len(self.dead))]
 
 
 def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
-    """Return the leases of ``member`` with messages in doubt that may be handed over, oldest first."""
+    """Return the leases of ``member`` that have messages in doubt, except of paused topics; oldest first."""
     found = sorted(member.doubted.values(), key=lambda lease: lease.id)
     if not group.paused:
         return found
@@ -116,7 +120,8 @@ def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
-    """Hand over what is in doubt of ``member``, up to the plan's limits, which it lowers (in order: whole leases)."""
+    """Plan new leases, and dead letters after the last attempt, of the messages in doubt of ``member``. Lowers the
+    plan's budget and room by them; in an ordered group a lease is handed over as a whole, even beyond the budget."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:
@@ -173,7 +178,9 @@ def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
 
 
 def find_unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
-    """Return the leases that were not started (rule 2 above) when ``expired`` end; some of these, or others."""
+    """Return leases at their last attempt (number ``attempts``) that their member cannot have started, now that the
+    leases ``expired`` end (rule 2 of expired leases above). They may be some of these, or others of the same
+    members."""
     over = {lease.id for lease in expired}
     held, found = _by_member(group), list[Lease]()
     for leases in (held[member] for member in dict.fromkeys(lease.member for lease in expired)):
@@ -191,7 +198,7 @@ def find_unreached(group: Group, expired: Sequence[Lease], attempts: int) -> lis
 
 
 def _by_member(group: Group, members: Sequence[int] = ()) -> dict[int, list[Lease]]:
-    """Return the live leases by member, oldest first; ``members`` come first, even without leases."""
+    """Return the live leases of a group by member id, oldest first. ``members`` are in it even without leases."""
     held: dict[int, list[Lease]] = {member: [] for member in members}
     for cursor in group.cursors.values():
         for lease in cursor.leases.values():

@@ -33,7 +33,7 @@ from escrowmq.schemas import Kind
 
 
 def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
-    """Decide where a group continues, by the rules above. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST,
+    """Decide where a group continues, by the rules above. Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST,
     CONFLICT.
 
     Answer, for each queue: ``queue_id, topic, queue, end``; ``was`` and ``now``, the first offset to deliver; and how
@@ -58,7 +58,7 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
 
 
 def _choose(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
-    """Return the ids of the queues to reset."""
+    """Return the ids of the queues that the command resets. Raises BAD_REQUEST, UNKNOWN_TOPIC, BAD_QUEUE."""
     if sum(way is not None for way in (cmd.start, cmd.offset, cmd.shift, cmd.places)) != 1:
         ways = "to a start, to an offset, by a number of offsets, or to places: one of these"
         raise error(Code.BAD_REQUEST, f"a reset is {ways}")
@@ -85,7 +85,9 @@ def _check_topic(group: Group, topic: str) -> None:
 
 
 def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
-    """Return the offset at which the group continues in a queue."""
+    """Return the offset at which the group continues in one queue: the command's ``offset``, a ``shift`` from where it
+    is, ``place``, or the command's ``start``. All but ``offset`` are limited to what is stored; that raises
+    BAD_REQUEST."""
     if cmd.offset is not None:
         if not queue.head <= cmd.offset <= queue.end:
             stored = f"it has {queue.head} to {queue.end - 1}" if queue.end > queue.head else "it is empty"
@@ -139,7 +141,8 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
-    """Replace the limits of a group (see ``limits.py``). UNKNOWN_GROUP, BAD_REQUEST."""
+    """Decide that a group gets these limits instead of all its earlier ones (see ``limits.py``). Raises UNKNOWN_GROUP,
+    BAD_REQUEST."""
     group = groups.group(cmd.group)
     limits.check(cmd.limits)
     event = event_of(Kind.GROUP_LIMITED, [group.ordinal], [limits.dump(cmd.limits)])
@@ -148,7 +151,8 @@ def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Delete a group. Answer: ``number, leased, retrying, dead_letters, members``. UNKNOWN_GROUP, CONFLICT."""
+    """Decide that a group is deleted. Answer: ``number, leased, retrying, dead_letters, members``. Raises
+    UNKNOWN_GROUP, also if its number is another; CONFLICT while messages are leased, unless forced."""
     group = groups.group(cmd.group)
     if cmd.number not in (None, group.ordinal):
         raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")

@@ -62,13 +62,15 @@ def read_waiting(cursor: Cursor) -> Waiting:
 
 
 def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, now_us: int) -> Waiting:
-    """Return ``rows`` as they will be once ``offsets`` are taken up, to be delivered as ``attempts``."""
+    """Return ``rows`` with further rows behind them: messages at ``offsets`` that will be taken up, due now, to be
+    delivered as ``attempts``."""
     pairs: Any = zip(rows, (offsets, attempts, np.full(len(offsets), now_us), keys), strict=True)
     return Waiting(*map(np.concatenate, pairs))
 
 
 def select_free(rows: Waiting, ready: Bools) -> Bools:
-    """Return which rows are ready and not behind a row of their key that is not."""
+    """Return which rows are ``ready`` and not behind a row of their key that is not. If a key is unknown, all rows
+    count as one key."""
     late = np.flatnonzero(~ready)
     if not len(late):
         return ready
@@ -81,13 +83,13 @@ def select_free(rows: Waiting, ready: Bools) -> Bools:
 
 
 def count_fresh(rows: Waiting, now_us: int) -> int:
-    """Return the size of a lease of first deliveries. If it is small, more is taken up whatever else is due, so that a
-    key that fails again at once blocks no other."""
+    """Return how many rows a lease of attempt 1 could hold now. If these are few, the caller takes up more messages
+    whatever else is due, so that a key that fails again at once blocks no other."""
     return int(np.count_nonzero(deliverable(rows, 1, now_us)))
 
 
 def find_heads(rows: Waiting) -> Int64s:
-    """Return the lowest row of each key."""
+    """Return the index of the lowest row of each key, rising. If a key is unknown, all rows count as one key."""
     if not len(rows.offsets) or not rows.knows_all:
         return np.arange(min(len(rows.offsets), 1))
     return np.sort(np.unique(rows.keys, return_index=True)[1])
@@ -107,12 +109,13 @@ def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
 
 
 def may_take_up(cursor: Cursor, end: int) -> bool:
-    """Return whether the next messages of a queue that ends at ``end`` may be taken up."""
+    """Return whether the next messages of a queue that ends at ``end`` may be taken up: there are some, the retries are
+    not too many, and all their keys are known."""
     return cursor.next < end and len(cursor.retries) < MAX_BEHIND and read_waiting(cursor).knows_all
 
 
 def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
-    """Return whether a receive would lease or take up messages of a queue with retries."""
+    """Return whether a receive would lease or take up messages now, of a queue that has retries and ends at ``end``."""
     if cursor.leases:
         return False
     if may_take_up(cursor, end):

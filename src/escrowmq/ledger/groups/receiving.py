@@ -64,7 +64,8 @@ class Plan:
         return self.budget <= 0 or self.room <= 0
 
     def event(self, member: int, deadline_us: int, position: int) -> list[Event]:
-        """Return the LEASED event, its first row at ``position``; none without rows."""
+        """Return the LEASED event (as a list of at most one), its first row at log ``position``. Positions are the ids
+        of leases."""
         rows = [
             (id, self.group, queue_id, start, count, attempt, member, deadline_us)
             for id, (queue_id, start, count, attempt) in enumerate(self.rows, position)
@@ -72,11 +73,13 @@ class Plan:
         return [event_of_rows(Kind.LEASED, rows, keep=True)] if rows else []
 
     def pieces(self, position: int) -> list[Piece]:
-        """Return the content of the leases; the event's first row gets ``position``."""
+        """Return the messages of each lease. ``position``: of the first row of the LEASED event; it determines the ids
+        of leases."""
         return [Piece(position + row, id, self.rows[row][3], *messages) for row, id, *messages in self.held]
 
     def _add(self, cursor: Cursor, queue: QueueIndex, start: int, end: int, attempt: int, chosen: Int64s) -> None:
-        """Lease ``chosen`` offsets of the range ``start`` .. ``end``-1; without any, only pass over it."""
+        """Add a lease of the offsets ``chosen`` in the range ``start`` .. ``end``-1; if none is chosen, only pass over
+        the range."""
         self.rows.append((cursor.queue_id, start, end - start, attempt))
         if not len(chosen):
             return
@@ -90,7 +93,8 @@ class Plan:
         self._add(cursor, queue, int(chosen[0]), int(chosen[-1]) + 1, attempt, chosen)
 
     def fill(self, met: Sequence[tuple[Cursor, QueueIndex]]) -> None:
-        """Add what these queues have to deliver."""
+        """Add leases of what these queues (with the group's cursors) have to deliver, until the plan is full: first due
+        retries of all queues, then other messages."""
         for cursor, queue in met:
             if len(cursor.retries) and not self.full:
                 if self.ordered:
@@ -112,7 +116,8 @@ class Plan:
             self._add_chosen(cursor, queue, int(retries["attempt"][first]), chosen)
 
     def add_last(self, cursor: Cursor, queue: QueueIndex, attempts: int) -> bool:
-        """Lease the first message that is due for its last attempt. Returns whether there is one."""
+        """Add a lease of the first retry of a queue that is due for its last attempt (number ``attempts``), alone.
+        Returns whether there is one."""
         retries = cursor.retries
         due = np.flatnonzero((retries["due_us"] <= self.now_us) & (retries["attempt"] >= attempts))
         if self.by_key is not None:
@@ -123,7 +128,8 @@ class Plan:
         return len(due) > 0
 
     def _add_by_key(self, cursor: Cursor, queue: QueueIndex, by_key: KeyRoom) -> None:
-        """Lease messages whose keys have room: due retries, and what follows them in the queue, once it is taken up."""
+        """Lease messages whose keys have room under the limit per key: due retries, then the next messages of the
+        queue, which are taken up into the retries."""
         if self.full:
             return
         rows = order.read_waiting(cursor)
@@ -149,7 +155,8 @@ class Plan:
                 by_key.take(rows.keys[first:last])
 
     def add_in_order(self, cursor: Cursor, queue: QueueIndex) -> None:
-        """In order: lease the free retries of a queue, after taking up what follows if there is room."""
+        """Lease retries of a queue of an ordered group: those that no earlier message of their key blocks, of one
+        attempt number. If few of them are first deliveries, take up the next messages of the queue before."""
         now_us = self.now_us
         if not order.has_work(cursor, queue.end, now_us):
             return
@@ -164,8 +171,9 @@ class Plan:
                 self._add_chosen(cursor, queue, attempt, offsets[offsets < offsets[0] + SPAN])
 
     def _take_up(self, cursor: Cursor, queue: QueueIndex, rows: order.Waiting) -> order.Waiting:
-        """Take up the next messages of a queue, or pass over those that the tags exclude. Returns ``rows`` with them. A
-        message with an unreadable key is not taken up, nor what follows it: it is leased as the next of its queue."""
+        """Plan to move the next messages of a queue into its retries, or pass over those that the tags exclude. Returns
+        ``rows`` with them. It stops before a message with an unreadable key; if that is the next of the queue, it is
+        leased directly (not in order)."""
         start = cursor.next
         end, chosen = _search(queue, start, queue.end, self.tags, order.TAKE_UP)
         if not len(chosen):
@@ -181,14 +189,16 @@ class Plan:
         return order.with_taken(rows, chosen, cursor.again.attempts(chosen, self.repeated), keys, self.now_us)
 
     def _count_with_room(self, keys: Int64s) -> int:
-        """In order: return how many of the messages with these keys a lease may hold, and count them."""
+        """Return how many of the messages with these keys, from the first on, a lease may hold under the limit per key,
+        and count them as in flight."""
         count = len(keys) if self.by_key is None else self.by_key.count_first(keys)
         if self.by_key is not None:
             self.by_key.take(keys[:count])
         return count
 
     def _add_fresh(self, cursor: Cursor, queue: QueueIndex) -> None:
-        """Lease the next range that was never delivered, or (as attempt ``repeated``) not since a reset."""
+        """Lease messages of a queue from the cursor's ``next`` on, passing over those that the tags exclude. Their
+        attempt is 1, or ``repeated`` if they were delivered before a reset."""
         start, room = cursor.next, self.room
         last = min(queue.end, start + MAX_PASSED)
         while start < last and not self.full and not (self.ordered and self.room < room):
@@ -233,7 +243,7 @@ def collect_leased(pieces: Sequence[Piece]) -> Leased:
 
 
 def rotate(queue_ids: Sequence[int], last: int) -> list[int]:
-    """Return rising ``queue_ids``, beginning after ``last``."""
+    """Return rising ``queue_ids`` in rotation: first those above ``last``, then the others."""
     turn = bisect_right(queue_ids, last)
     return [*queue_ids[turn:], *queue_ids[:turn]]
 
@@ -251,7 +261,8 @@ def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> i
 
 
 def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
-    """Return the end of a search, and at most ``most`` of its offsets that have one of the tags (None: any)."""
+    """Search the offsets ``start`` .. ``last``-1, at most SPAN of them, for ones that have one of the tags (None: any).
+    Returns where the search ended, and at most ``most`` offsets found."""
     if tags is None:
         end = min(last, start + most)
         return end, np.arange(start, end)

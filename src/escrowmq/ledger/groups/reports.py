@@ -76,7 +76,8 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
 
 
 def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Group | None) -> Int64s:
-    """Return the log positions of a group's messages; -1 if they left the log. ``group`` None: it was deleted."""
+    """Return the log positions of a group's messages at these queues and offsets: of the edit where an operator edited
+    one; -1 if they left the log. ``group`` None: it was deleted, so its edits are unknown."""
     positions = np.full(len(offsets), -1, np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -87,7 +88,8 @@ def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Grou
 
 
 def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the times of the dead letters at these places, and their attempts; ``NOT_DEAD`` where there is none."""
+    """Return the time of death (µs) and the attempts of the dead letters at these queues and offsets; ``NOT_DEAD``
+    where there is none."""
     died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -96,12 +98,13 @@ def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, In
 
 
 def last_death_us(group: Group) -> int:
-    """Return the time of the latest dead letter of a group; -1 without any."""
+    """Return the time (µs) of the latest death among a group's dead letters; -1 without any."""
     return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
 
 
 def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[dict[str, Any]]:
-    """Return ``queue_id, topic, queue, offset, position, attempts, cause, dead_us`` of those still in the log."""
+    """Return a dict ``queue_id, topic, queue, offset, position, attempts, cause, dead_us`` of each dead letter that is
+    still in the log. ``group``: as of :func:`positions_of`."""
     positions = positions_of(topics, letters.queue_ids, letters.offsets, group)
     columns = (letters.queue_ids, letters.offsets, positions, letters.attempts, letters.causes, letters.dead_us)
     names = ("offset", "position", "attempts", "cause", "dead_us")
@@ -113,7 +116,8 @@ def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[
 
 
 def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
-    """Return the groups that consume a topic, or left it with unfinished messages."""
+    """Return the names of the groups that consume a topic, or left it with unfinished messages in its queues
+    ``queue_ids``."""
     return [
         group.name
         for group in groups
@@ -123,6 +127,6 @@ def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> 
 
 
 def dead_in(groups: Iterable[Group], queue_ids: Sequence[int]) -> int:
-    """Return the number of dead letters of groups in these queues."""
+    """Return the number of dead letters of all these groups in these queues."""
     found = (group.cursors.get(id) for group in groups for id in queue_ids)
     return sum(len(cursor.dead) for cursor in found if cursor is not None)

@@ -57,16 +57,16 @@ class Draft:
     def __post_init__(self) -> None:
         self.mask, self.pending = self.lease.copy_mask(), self.lease.pending
 
-    def pending_at(self, a: int, b: int) -> Int64s:
-        """Return the pending indexes of ``a`` .. ``b``-1."""
-        return np.flatnonzero(np.frombuffer(bytes(self.mask[a:b]), np.uint8) == PENDING) + a
+    def pending_at(self, first: int, end: int) -> Int64s:
+        """Return the indexes in the lease's mask, among ``first`` .. ``end``-1, that are pending."""
+        return np.flatnonzero(np.frombuffer(bytes(self.mask[first:end]), np.uint8) == PENDING) + first
 
-    def mark(self, a: int, b: int, count: int, to: int) -> list[tuple[int, int]]:
-        """Change the pending messages among indexes ``a`` .. ``b``-1 to ``to``; ``count`` is their number. Returns
-        their index ranges, as :func:`pending_runs`."""
-        runs = pending_runs(self.mask, a, b)
+    def mark(self, first: int, end: int, count: int, to: int) -> list[tuple[int, int]]:
+        """Change the pending messages among the indexes ``first`` .. ``end``-1 to ``to`` (ACKED or TAKEN) in this
+        draft; ``count`` is their number. Returns their index ranges, as :func:`pending_runs`."""
+        runs = pending_runs(self.mask, first, end)
         self.pending -= count
-        self.mask[a:b] = self.mask[a:b].replace(bytes((PENDING,)), bytes((to,)))
+        self.mask[first:end] = self.mask[first:end].replace(bytes((PENDING,)), bytes((to,)))
         return runs
 
 
@@ -90,25 +90,26 @@ class Settling:
     drafts: dict[int, Draft] = field(default_factory=dict)
 
     def settle(self, lease: Lease | None, start: int, count: int, act: int, delay_us: int, cause: str | None) -> Code:
-        """Settle one row of a SETTLING batch. Returns its code."""
+        """Settle one row of a SETTLING batch: ``act`` on ``count`` messages of ``lease`` (None: unknown) from offset
+        ``start``. Returns its code. ``delay_us``: of a NACK (negative: the back-off) or an EXTEND."""
         if lease is None:
             return Code.LEASE_LOST
         if (draft := self.drafts.get(lease.id)) is None:
             draft = self.drafts[lease.id] = Draft(lease, lease.doubt - lease.start)
         if not draft.pending and ACKED not in draft.mask:
             return Code.LEASE_LOST  # it ended in this batch, and will not be remembered
-        a, b = start - lease.start, start - lease.start + count
-        if count < 1 or a < 0 or b > lease.end - lease.start:
+        first, end = start - lease.start, start - lease.start + count
+        if count < 1 or first < 0 or end > lease.end - lease.start:
             return Code.BAD_REQUEST
-        if a >= draft.limit:
-            done = act == Act.ACK and not draft.mask.count(PENDING, a, b) and draft.mask.count(ACKED, a, b)
+        if first >= draft.limit:
+            done = act == Act.ACK and not draft.mask.count(PENDING, first, end) and draft.mask.count(ACKED, first, end)
             return Code.OK if done else Code.LEASE_LOST
-        b = min(b, draft.limit)
-        pending = draft.mask.count(PENDING, a, b)
+        end = min(end, draft.limit)
+        pending = draft.mask.count(PENDING, first, end)
         if act == Act.ACK:
             if not pending:
-                return _nothing_pending(draft.mask, a, b, Code.OK)
-            _collect(self.acked, lease, draft.mark(a, b, pending, ACKED))
+                return _nothing_pending(draft.mask, first, end, Code.OK)
+            _collect(self.acked, lease, draft.mark(first, end, pending, ACKED))
             return Code.OK
         if act == Act.EXTEND:
             return self._extend(draft, delay_us)
@@ -117,18 +118,19 @@ class Settling:
         if act not in (Act.NACK, Act.RELEASE, Act.REJECT):
             return Code.BAD_REQUEST
         if not pending:
-            return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
+            return _nothing_pending(draft.mask, first, end, Code.LEASE_LOST)
         if act == Act.RELEASE:
-            keys = self._keys(draft, a, b)
-            self._give_back(draft, a, b, pending, UNSEEN)
-            self._release_later(draft, b, keys)
+            keys = self._keys(draft, first, end)
+            self._give_back(draft, first, end, pending, UNSEEN)
+            self._release_later(draft, end, keys)
             return Code.OK
         if act == Act.REJECT:
-            self._bury(draft, a, b, pending, (cause or "rejected by the consumer")[:MAX_CAUSE])
+            self._bury(draft, first, end, pending, (cause or "rejected by the consumer")[:MAX_CAUSE])
             return Code.OK
         if cause and lease.attempt < self.redelivery.attempts:
-            _report(self.failed, lease, pending_runs(draft.mask, a, b), cause[:MAX_CAUSE])
-        self.fail(draft, a, b, pending, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
+            _report(self.failed, lease, pending_runs(draft.mask, first, end), cause[:MAX_CAUSE])
+        delay = None if delay_us < 0 else delay_us
+        self.fail(draft, first, end, pending, delay, cause or "not accepted by the consumer")
         return Code.OK
 
     def _extend(self, draft: Draft, delay_us: int) -> Code:
@@ -140,39 +142,44 @@ class Settling:
             self.extended.append([draft.lease.id, self.now_us + delay_us])
         return Code.OK
 
-    def fail(self, draft: Draft, a: int, b: int, pending: int, delay_us: int | None, cause: str) -> None:
-        """Fail the ``pending`` messages of ``a`` to ``b`` (indexes in the lease); ``delay_us`` None: the back-off."""
+    def fail(self, draft: Draft, first: int, end: int, pending: int, delay_us: int | None, cause: str) -> None:
+        """Fail the pending messages among the indexes ``first`` .. ``end``-1 of a lease; ``pending`` is their number.
+        They are retried after ``delay_us`` (None: the back-off), or dead letters with ``cause`` after the last
+        attempt."""
         attempt, attempts = draft.lease.attempt, self.redelivery.attempts
         if attempt >= attempts:
-            self._bury(draft, a, b, pending, f"{cause[:MAX_CAUSE]}, attempt {attempt} of {attempts}")
+            self._bury(draft, first, end, pending, f"{cause[:MAX_CAUSE]}, attempt {attempt} of {attempts}")
             return
-        keys = self._keys(draft, a, b)
+        keys = self._keys(draft, first, end)
         delay_us = self.redelivery.wait_us(attempt) if delay_us is None else delay_us
-        self._give_back(draft, a, b, pending, self.now_us + delay_us)
-        self._release_later(draft, b, keys)
+        self._give_back(draft, first, end, pending, self.now_us + delay_us)
+        self._release_later(draft, end, keys)
 
-    def _bury(self, draft: Draft, a: int, b: int, pending: int, reason: str) -> None:
-        """Make dead letters of the pending messages among indexes ``a`` .. ``b``-1; ``pending`` is their number."""
-        keys = self._keys(draft, a, b)
-        _report(self.dead, draft.lease, draft.mark(a, b, pending, TAKEN), reason)
-        self._release_later(draft, b, keys)
+    def _bury(self, draft: Draft, first: int, end: int, pending: int, reason: str) -> None:
+        """Make dead letters of the pending messages among the indexes ``first`` .. ``end``-1 of a lease; ``pending`` is
+        their number."""
+        keys = self._keys(draft, first, end)
+        _report(self.dead, draft.lease, draft.mark(first, end, pending, TAKEN), reason)
+        self._release_later(draft, end, keys)
 
-    def _keys(self, draft: Draft, a: int, b: int) -> Int64s:
-        """In order: return the keys of what is pending of ``a`` .. ``b``; read once for the whole lease."""
+    def _keys(self, draft: Draft, first: int, end: int) -> Int64s:
+        """Return the keys of the pending messages among the indexes ``first`` .. ``end``-1 of a lease; empty if the
+        group is not ordered. They are read once for the whole lease."""
         if not self.ordered:
             return _NO_KEYS
         if draft.keys is None:
             pending = draft.pending_at(0, len(draft.mask))
             draft.keys = np.full(len(draft.mask), UNKNOWN, np.int64)
             draft.keys[pending] = self.keys_of(draft.lease.cursor.queue_id, pending + draft.lease.start)
-        return draft.keys[draft.pending_at(a, b)]
+        return draft.keys[draft.pending_at(first, end)]
 
-    def _release_later(self, draft: Draft, b: int, keys: Int64s) -> None:
-        """In order: release later messages of ``keys`` in the lease, which must not overtake what was given back."""
-        later = draft.pending_at(b, len(draft.mask)) if self.ordered else _NO_KEYS
+    def _release_later(self, draft: Draft, end: int, keys: Int64s) -> None:
+        """In an ordered group, release the pending messages of the lease from index ``end`` on that have one of
+        ``keys``: they must not overtake those that were given back before."""
+        later = draft.pending_at(end, len(draft.mask)) if self.ordered else _NO_KEYS
         if not len(later):
             return
-        theirs = self._keys(draft, b, len(draft.mask))
+        theirs = self._keys(draft, end, len(draft.mask))
         chosen = np.isin(theirs, keys)
         if UNKNOWN in keys:
             chosen[:] = True
@@ -182,22 +189,23 @@ class Settling:
         for run in np.split(later, edges)[0 if chosen[0] else 1 :: 2]:
             self._give_back(draft, int(run[0]), int(run[-1]) + 1, len(run), RELEASED)
 
-    def _give_back(self, draft: Draft, a: int, b: int, pending: int, due_us: int) -> None:
+    def _give_back(self, draft: Draft, first: int, end: int, pending: int, due_us: int) -> None:
         if self.ordered:
-            keys, offsets = self._keys(draft, a, b), draft.pending_at(a, b) + draft.lease.start
+            keys, offsets = self._keys(draft, first, end), draft.pending_at(first, end) + draft.lease.start
             self.keyed.append((draft.lease.group, draft.lease.cursor.queue_id, offsets, keys))
-        _collect(self.retried, draft.lease, draft.mark(a, b, pending, TAKEN), [due_us])
+        _collect(self.retried, draft.lease, draft.mark(first, end, pending, TAKEN), [due_us])
 
     def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
-        """Expire a lease: its pending messages failed (in order: the first of them did)."""
+        """Fail the pending messages of a lease that expired or was fenced; in an ordered group only the first of them,
+        and release the others. ``delay_us`` None: the back-off."""
         draft = Draft(lease, lease.end - lease.start)
-        a = draft.mask.index(PENDING)
+        first = draft.mask.index(PENDING)
         if not self.ordered:
-            self.fail(draft, a, draft.limit, draft.pending, delay_us, cause)
+            self.fail(draft, first, draft.limit, draft.pending, delay_us, cause)
             return
-        self.fail(draft, a, a + 1, 1, delay_us, cause)
+        self.fail(draft, first, first + 1, 1, delay_us, cause)
         if draft.pending:
-            self._give_back(draft, a + 1, draft.limit, draft.pending, RELEASED)
+            self._give_back(draft, first + 1, draft.limit, draft.pending, RELEASED)
 
     def give_up(self, lease: Lease, due_us: int = UNSEEN) -> None:
         """Release the pending messages of a lease at once, without counting its attempt. ``due_us`` is not a time but
@@ -206,8 +214,8 @@ class Settling:
         self._give_back(draft, draft.mask.index(PENDING), draft.limit, draft.pending, due_us)
 
     def events(self) -> tuple[Event, ...]:
-        """Return the events. Rows of one batch are disjoint, so only two orders matter: an extension comes before the
-        rest, and a cause before the failure that it explains."""
+        """Return the events collected so far. Rows of one batch are disjoint, so only two orders matter: an extension
+        comes before the rest, and a cause before the failure that it explains."""
         collected: dict[Kind, Sequence[Sequence[Any]]] = {
             Kind.EXTENDED: self.extended,
             Kind.ACKED: self.acked,
@@ -223,7 +231,8 @@ _NO_KEYS: Int64s = np.empty(0, np.int64)
 
 
 def keyed_events(parts: Sequence[tuple[int, int, Int64s, Int64s]]) -> list[Event]:
-    """Return the known keys of retries (group, queue id, offsets, keys of each part) as a KEYED event, if any."""
+    """Return the known keys of messages given back (group, queue id, offsets, keys of each part) as one KEYED event in
+    a list; empty if no key is known."""
     if not parts:
         return []
     sizes = [len(offsets) for _, _, offsets, _ in parts]
@@ -234,7 +243,8 @@ def keyed_events(parts: Sequence[tuple[int, int, Int64s, Int64s]]) -> list[Event
 
 
 def _collect(rows: list[list[int]], lease: Lease, runs: list[tuple[int, int]], due_us: Sequence[int] = ()) -> None:
-    """Add a row for each index range of a lease; a range that continues the last row extends it."""
+    """Add a row (lease id, first offset, count, then ``due_us``) for each index range of a lease; a range that
+    continues the last row extends it."""
     for first, last in runs:
         start, tail = lease.start + first, rows[-1] if rows else [-1, 0, 0]
         if tail[0] == lease.id and tail[1] + tail[2] == start and tail[3:] == [*due_us]:
@@ -247,8 +257,9 @@ def _report(rows: list[tuple[int, int, int, str]], lease: Lease, runs: Sequence[
     rows.extend((lease.id, lease.start + first, last - first, cause) for first, last in runs)
 
 
-def _nothing_pending(mask: bytearray, a: int, b: int, if_acked: Code) -> Code:
-    """Return the code of a row without pending messages: already acked by this lease, never in it, or lost."""
-    if mask.count(ACKED, a, b):
+def _nothing_pending(mask: bytearray, first: int, end: int, if_acked: Code) -> Code:
+    """Return the code of a row without pending messages: ``if_acked`` if this lease acked some of them before,
+    BAD_REQUEST if none was ever in the lease, else LEASE_LOST."""
+    if mask.count(ACKED, first, end):
         return if_acked
-    return Code.BAD_REQUEST if mask.count(NOT_LEASED, a, b) == b - a else Code.LEASE_LOST
+    return Code.BAD_REQUEST if mask.count(NOT_LEASED, first, end) == end - first else Code.LEASE_LOST

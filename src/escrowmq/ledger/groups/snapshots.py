@@ -53,8 +53,8 @@ class State(Protocol):
 
 
 def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
-    """Return the tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks, which
-    never change, are taken now: a column of a million causes takes long."""
+    """Return a function that returns the tables of a snapshot of now; they share no memory with the state. Dead letters
+    are copied only when it is called: a million causes take long, and their blocks never change."""
     groups, leases = list(state.groups.values()), state.leases
     listed = [
         (g.name, subscriptions.dump(g.subscription), g.served, g.ordinal, json.dumps(g.paused, sort_keys=True))
@@ -103,7 +103,7 @@ def _lease_row(x: Lease) -> tuple[Any, ...]:
 
 
 def _stack(schema: pa.Schema, parts: Sequence[tuple[int, int, Sequence[Any]]]) -> pa.Table:
-    """Return one table of the columns of all parts, each row with its group and queue."""
+    """Return one table of all parts (group, queue id, columns), each of its rows with its group and queue."""
     sizes = [len(columns[0]) for _, _, columns in parts]
     if not any(sizes):
         return empty_table(schema)
@@ -170,7 +170,8 @@ def _rows(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
 
 
 def _slices(table: pa.Table) -> Callable[[int, int], list[Any]]:
-    """Return a function that reads the rows of one cursor from a table that is sorted by group and queue."""
+    """Return a function of (group, queue id) that returns the columns of these rows, from a table sorted by group and
+    queue."""
     groups, queue_ids = (table.column(name).to_numpy().astype(np.int64) for name in ("group", "queue_id"))
     keys = (groups << 32) | queue_ids
     columns = [

@@ -20,7 +20,8 @@ MAX_DELAYS = 100  # delays before a redelivery that one group may have
 
 
 def check(name: str, subscription: Subscription, topics: Topics) -> None:
-    """Validate a subscription. BAD_GROUP_NAME, UNKNOWN_TOPIC, or BAD_REQUEST for an invalid start, limit or tag."""
+    """Validate a subscription of the group ``name``. Raises BAD_GROUP_NAME, UNKNOWN_TOPIC, or BAD_REQUEST for an
+    invalid start, limit or tag."""
     if not is_name(name):
         raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
     if not subscription.topics:
@@ -47,7 +48,7 @@ def check(name: str, subscription: Subscription, topics: Topics) -> None:
 
 
 def holds(subscription: Subscription) -> bool:
-    """Return whether messages in doubt stay with their member."""
+    """Return whether a silent member keeps its messages (``in_doubt="hold"``)."""
     return subscription.in_doubt == HOLD
 
 
@@ -89,7 +90,7 @@ def _describe_times(times: Redelivery) -> str:
 
 
 def alter(had: Subscription, cmd: AlterGroup) -> Subscription:
-    """Apply an operator's changes. BAD_REQUEST for delays together with a back-off."""
+    """Return the subscription with an operator's changes. Raises BAD_REQUEST for delays together with a back-off."""
     names = [field.name for field in dataclasses.fields(had) if field.name not in ("start", "starts")]
     changes = {name: value for name in names if (value := getattr(cmd, name)) is not None}
     backoff = changes.keys() & {"retry_backoff_us", "retry_backoff_max_us"}
@@ -102,7 +103,7 @@ def alter(had: Subscription, cmd: AlterGroup) -> Subscription:
 
 
 def resolve(subscription: Subscription, topics: Topics) -> Subscription:
-    """Return the subscription with its start as an offset of each existing queue.
+    """Return the subscription with the first offset to deliver of each existing queue, by its start.
 
     A time in the future is "latest". Queues that come later are consumed from their beginning: all messages in them are
     newer than the group.
@@ -128,13 +129,14 @@ def without(subscription: Subscription, topic: str, gone: Set[int]) -> Subscript
 
 
 def take_up(had: Subscription, given: Subscription, topics: Topics) -> Subscription:
-    """Give a group whose topics were all deleted those of a joining member, from that member's start on."""
+    """Return the subscription of a group whose topics were all deleted with those of ``given``, a joining member's,
+    from that member's start on."""
     new = resolve(dataclasses.replace(had, topics=given.topics, start=given.start), topics)
     return dataclasses.replace(new, start=had.start, starts=had.starts | new.starts)
 
 
 def queue_ids(names: Sequence[str], topics: Topics) -> list[int]:
-    """Return the queue ids of all these topics, rising."""
+    """Return the ids of all queues of these topics, rising. Raises UNKNOWN_TOPIC."""
     if len(names) == 1:
         return list(topics.queue_ids(names[0]))
     return sorted(queue_id for name in names for queue_id in topics.queue_ids(name))
@@ -159,7 +161,8 @@ def load(text: str) -> Subscription:
 
 
 def repeated(subscription: Subscription, rules: Rules) -> int:
-    """Return the attempt of a redelivery that is not charged: not 1, if the group has more than one attempt (I23)."""
+    """Return the attempt number of a redelivery after an attempt that is not counted: 2, so that it differs from a
+    first delivery (I23); 1 if the group has only one attempt."""
     return min(2, redelivery(subscription, rules).attempts)
 
 

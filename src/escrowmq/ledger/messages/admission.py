@@ -22,7 +22,8 @@ from escrowmq.message.names import is_name
 
 
 def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
-    """Return a code per row of schema OUTGOING, of each message's limits and the shard's of distinct tags."""
+    """Return a code for each row of schema OUTGOING: OK, or the first limit that the message exceeds; TOO_MANY for a
+    tag beyond the number of distinct tags that the shard allows."""
     codes = refusals(batch, rules)
     tag = batch.column("tag")
     if tag.null_count < len(tag):
@@ -31,7 +32,7 @@ def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
 
 
 def _excess_tags(tags: pa.Array, topics: Topics, rules: Rules) -> Bools:
-    """Return rows whose tag would be one too many for the shard."""
+    """Return which rows have a new tag beyond the number of distinct tags that the shard allows."""
     encoded = tags.dictionary_encode()
     fresh = [number for number, name in enumerate(encoded.dictionary.to_pylist()) if topics.tag_number(name) is None]
     over = fresh[max(rules.max_tags - topics.tag_count, 0) :]
@@ -48,7 +49,7 @@ class TopicNames:
 
 
 def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
-    """Return the topics that a batch of schema OUTGOING names."""
+    """Return the topics that the rows of a batch of schema OUTGOING name, existing or not."""
     column, size = batch.column("topic"), batch.num_rows
     if (only := common_text(column)) is not None:
         names, of_row = [only], np.zeros(size, np.int32)
@@ -70,7 +71,8 @@ class Placement:
 
 
 def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topics, rules: Rules) -> Placement:
-    """Find each row's topic and queue, or set its code. The rules may create missing topics."""
+    """Choose topic and queue of each row whose code is OK, or set its code to the error. Missing topics are planned, if
+    the rules allow it."""
     size = batch.num_rows
     queues, queue_ids = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
     made: list[tuple[str, int]] = []
@@ -108,7 +110,8 @@ def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
 
 
 def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s | int:
-    """Return the queue of each row: named, else by key, else by rotation; one number if all are by rotation."""
+    """Return the queue number of each of ``rows``: the one it names, else by key, else by rotation (``turn``). Returns
+    one number if all are by rotation. ``queues``: how many the topic has."""
     whole = len(rows) == batch.num_rows
     numbers, keys, keyless = batch.column("queue").to_numpy(), batch.column("key"), turn % queues
     if not whole:
@@ -127,7 +130,7 @@ def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int6
 
 
 def group_by_queue(queue_ids: Int32s) -> list[tuple[int, slice | Int64s]]:
-    """Return each queue id with its rows, in order."""
+    """Return each queue id with the indexes of its rows (or a slice), in order."""
     if not len(queue_ids):
         return []
     if all_equal(queue_ids):

@@ -79,7 +79,8 @@ class ProducingRows:
     checkback: CheckBack
 
     def decide(self, command: SendRows | PrepareRows, rules: Rules, now_us: int, next_position: int) -> Decision | None:
-        """Return one event, and a row of the answer for each message; None: not plain."""
+        """Decide a SEND or PREPARE: one event, and as answer a row of schema PRODUCED for each message. None: some
+        message is not plain, so the command must be decided as columns."""
         half, parts = isinstance(command, PrepareRows), command.parts
         listed = parts[0].rows if len(parts) == 1 else list(chain.from_iterable(part.rows for part in parts))
         rows, size = _Rows(*zip(*listed, strict=True)), len(listed)
@@ -114,7 +115,7 @@ class ProducingRows:
         return Decision((Event(kind, Few(kind, columns), entering),), answer)
 
     def _senders(self, parts: Sequence[Part], half: bool, rules: Rules) -> _Senders | None:
-        """Return the sessions, if they may act."""
+        """Return group and time before the first check by session; None if a session may not send."""
         sessions, senders = self.sessions, _Senders()
         if half and rules.reject_transactional:
             return None
@@ -150,13 +151,13 @@ class ProducingRows:
         return not any(rows.immunities) or 0 <= min(rows.immunities) <= max(rows.immunities) <= rules.half_retention_us
 
     def _find_topics(self, names: Sequence[str]) -> dict[str, Topic] | None:
-        """Return the topics by name, if all of them exist."""
+        """Return the topics by name; None if one of them does not exist."""
         by_name = self.topics.by_name
         found = {name: by_name.get(name) for name in (set(names) if len(names) > 1 else names)}
         return None if None in found.values() else found  # type: ignore[return-value]
 
     def _find_runs(self, parts: Sequence[Part], topics: dict[str, Topic], rows: _Rows) -> list[Run] | None:
-        """Return the message ids as runs of consecutive ones, if all of them are new."""
+        """Return the message ids as runs of consecutive ones; None if one is known, or appears twice."""
         runs: list[list[int]] = []  # instance, first sequence, count
         own = rows.ids.count(None) < len(rows.ids)
         for part in parts:
@@ -186,7 +187,7 @@ class ProducingRows:
         return found
 
     def _halves(self, epochs: Ints, senders: _Senders, rows: _Rows, rules: Rules, now_us: int) -> Halves | None:
-        """Return the transactions that the rows begin and join, if they may."""
+        """Return the transaction that each half message begins or joins; None if one may not."""
         size, owners = len(epochs), None
         if rows.joins.count(None) < size and (owners := self._owners(epochs, senders, rows.joins, rules)) is None:
             return None
@@ -205,7 +206,8 @@ class ProducingRows:
         return Halves(epochs, dues, owners, begins)
 
     def _owners(self, epochs: Ints, senders: _Senders, joins: Sequence[bytes | None], rules: Rules) -> list[int] | None:
-        """Return the transaction (ordinal) that each row joins, if it may; ``NONE``: none."""
+        """Return the transaction (ordinal) that each row joins, ``NONE`` if it begins one; None if a row may not
+        join."""
         table = self.transactions
         if (found := table.find_few([identity for identity in joins if identity is not None])) is None:
             return None
@@ -224,7 +226,8 @@ class ProducingRows:
         return owners
 
     def _begins(self, halves: Halves, positions: range) -> list[tuple[int, int]]:
-        """Return the position of the first message of each row's transaction, and the session of that one."""
+        """Return, for the transaction of each row, the log position of its first message and the session that began
+        it."""
         own = zip(positions, halves.epochs, strict=True)
         if halves.owners is None:
             return list(own)
@@ -235,7 +238,8 @@ class ProducingRows:
         ]
 
     def _plain_answers(self, positions: range, queues: Ints, queue_ids: Ints, delays: Ints) -> list[tuple[Any, ...]]:
-        """Return the answers of plain messages with the offset that they will get; delayed ones have none yet."""
+        """Return a row of schema PRODUCED for each plain message, with the offset that it will get; delayed ones have
+        none yet."""
         ends = {queue_id: self.topics.queues[queue_id].end for queue_id in set(queue_ids)}
         answers: list[tuple[Any, ...]] = []
         for position, queue, queue_id, delay in zip(positions, queues, queue_ids, delays, strict=True):
@@ -244,7 +248,7 @@ class ProducingRows:
         return answers
 
     def apply(self, entering: Entering, position: int, time_us: int, rules: Rules) -> None:
-        """Apply Kind.PLAIN or Kind.HALF as rows."""
+        """Apply a PLAIN or HALF event that was decided as rows. ``position``: of its first row."""
         halves, queue_ids, visible = entering.halves, entering.queue_ids, entering.visible_us
         plain = halves is None
         for epoch in entering.sessions:
@@ -268,7 +272,8 @@ class ProducingRows:
     def place(
         self, positions: Ints, queue_ids: Ints, tags: Ints, sizes: Ints, visible: Ints | None, time_us: int
     ) -> None:
-        """Append a few messages to their queues; those visible later are delayed (None: none is)."""
+        """Append a few messages to their queues at ``time_us``; those with a later time in ``visible`` are delayed
+        instead (None: none is)."""
         if visible is None and queue_ids.count(queue_ids[0]) == len(queue_ids):
             self.topics.queues[queue_ids[0]].append(positions, tags, time_us, sum(sizes))
             return
@@ -285,14 +290,14 @@ class ProducingRows:
 
 
 def _count_bytes(text: str | None) -> int:
-    """Return the size of a text. Raises UnicodeEncodeError, which makes it not plain."""
+    """Return the size of a text in UTF-8 bytes; 0 for None."""
     if text is None:
         return 0
     return len(text) if text.isascii() else len(text.encode())
 
 
 def _lengthen(runs: list[list[int]], instance: int, sequence: int, count: int) -> None:
-    """Add ids to the runs: to the last one, if they follow it."""
+    """Add ``count`` consecutive ids to ``runs``: to the last run if they follow it, else as a new one."""
     if runs and runs[-1][0] == instance and runs[-1][1] + runs[-1][2] == sequence:
         runs[-1][2] += count
     else:
@@ -300,7 +305,8 @@ def _lengthen(runs: list[list[int]], instance: int, sequence: int, count: int) -
 
 
 def _choose_queues(topics: dict[str, Topic], rows: _Rows) -> list[int] | None:
-    """Return each row's queue number: the one named, if it exists, else by key, else by rotation."""
+    """Return each row's queue number: the one named, else by key, else by rotation; None if a named queue does not
+    exist."""
     size = len(rows.names)
     if len(topics) == 1 and rows.queues.count(-1) == size and rows.keys.count(None) == size:
         (topic,) = topics.values()

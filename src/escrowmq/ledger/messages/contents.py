@@ -38,7 +38,7 @@ def differing(given: pa.RecordBatch, stored: pa.RecordBatch) -> Bools:
 
 
 def refused(answer: pa.RecordBatch, rows: Int64s, status: int = code.MESSAGE_ID_TAKEN) -> pa.RecordBatch:
-    """Return an answer of schema PRODUCED in which these rows are rejected."""
+    """Return an answer of schema PRODUCED in which these rows are rejected with the code ``status``."""
     if not len(rows):
         return answer
     columns = [answer.column(name).to_numpy().copy() for name in ("code", "position", "queue", "offset")]

@@ -55,7 +55,7 @@ def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
 
 
 def _overlap(instances: npt.NDArray[np.uint64], sequences: npt.NDArray[np.uint64], counts: Int64s) -> bool:
-    """Return whether an id is in two of these runs (at least two)."""
+    """Return whether two of these runs (instance, first sequence and count of each; at least two runs) share an id."""
     order = np.lexsort((sequences, instances))
     instances, sequences = instances[order], sequences[order]
     lasts = sequences + (counts[order] - 1).astype(np.uint64)
@@ -95,7 +95,7 @@ class Dedup:
         return len(self._runs)
 
     def find(self, ids: pa.Array, topics: Int32s) -> Found:
-        """Search ids, each in its topic (a number)."""
+        """Look up message ids, each in the topic (number) of its row."""
         size = len(ids)
         found = Found(np.full(size, -1, np.int64), np.zeros(size, np.bool_), None)
         if not size:
@@ -122,7 +122,8 @@ class Dedup:
         return found
 
     def _find_run(self, known: list[Known], sequence: int, topics: Int32s, positions: Int64s, halves: Bools) -> None:
-        """Fill in the messages in one layer of ids ``sequence``, ``sequence`` + 1, ... of these topics."""
+        """Search one layer's runs ``known`` of an instance for the ids ``sequence``, ``sequence`` + 1, ... in
+        ``topics``, and write what is found, if newer, into ``positions`` and ``halves``."""
         end = sequence + len(topics)
         index = bisect_right(known, (sequence, 1 << 62)) - 1
         for first, ordinal in known[max(index, 0) :]:
@@ -142,12 +143,14 @@ class Dedup:
             halves[here][newer] = self._runs["half"][row]
 
     def knows(self, instance: int, sequence: int, count: int) -> bool:
-        """Return whether one of the ids ``sequence``, ``sequence`` + 1, ... is known, in any topic."""
+        """Return whether one of the ``count`` ids ``sequence``, ``sequence`` + 1, ... of an instance is known, in any
+        topic."""
         end = sequence + count
         return any(self._last_before(layer.get(instance), end)[0] > sequence for layer in self._layers)
 
     def _last_before(self, known: list[Known] | None, end: int) -> tuple[int, int]:
-        """Return the end and the ordinal of the last run that begins before a sequence; -1 without one."""
+        """Return the end sequence and the ordinal of the last of the runs ``known`` that begins before the sequence
+        ``end``; -1 and -1 without one."""
         index = -1 if known is None else bisect_left(known, (end, -1)) - 1
         if known is None or index < 0:
             return -1, -1
@@ -174,7 +177,8 @@ class Dedup:
         self._forget(time_us, rules)
 
     def _add_run(self, run: Run, half: bool, position: int, time_us: int, rules: Rules) -> None:
-        """Add one run, or lengthen the one that it follows. The choice does not depend on the layers."""
+        """Add a run whose first message is at ``position``, or lengthen the run that it follows. The choice does not
+        depend on the layers."""
         instance, sequence, count, topic = run
         free, before, apart = -1, -1, True
         for number, layer in enumerate(self._layers):
@@ -198,7 +202,8 @@ class Dedup:
         self._index(instance, (sequence, ordinal), free)
 
     def _goes_on(self, ordinal: int, half: bool, position: int, time_us: int, rules: Rules) -> bool:
-        """Return whether a message at ``position`` may be one of the run that ends before its id."""
+        """Return whether a message at ``position`` can continue the run ``ordinal``: it is the next position and of the
+        same kind, and the run is not too old."""
         row, item = ordinal - self._runs.first, self._runs.item
         return (
             item("position", row) + item("count", row) == position
@@ -224,7 +229,7 @@ class Dedup:
         self._mixed.setdefault(ordinal, Columns({"topic": np.int32})).extend(count, topic=topic)
 
     def _index(self, instance: int, run: Known, free: int) -> None:
-        """Add a run to layer ``free``, -1: to a new one."""
+        """Add a run to layer number ``free``; -1: to a new layer."""
         if free < 0:
             free = len(self._layers)
             self._layers.append({})
@@ -253,7 +258,7 @@ class Dedup:
                 return
 
     def _close_ranks(self, instance: int, number: int) -> None:
-        """Move the runs of an instance down after one of its layers became empty."""
+        """Move the runs of an instance down by one layer, after its layer ``number`` became empty."""
         above = [layer.pop(instance) for layer in self._layers[number:] if instance in layer]
         for place, known in enumerate(above[1:], number):
             self._layers[place][instance] = known
@@ -300,12 +305,13 @@ class Dedup:
 
 
 def _narrow(topics: Int32s) -> Int32s | int:
-    """Return one topic for all, if they are equal."""
+    """Return the one topic if all are equal, else the array."""
     return int(topics[0]) if all_equal(topics) else topics
 
 
 def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) -> Places:
-    """Return the topic (-1: left by retention) and kind (half?) of positions in a restored ledger."""
+    """Return a function of log positions that returns topic (-1: left by retention) and kind (half?) of the messages
+    there, in a restored ledger."""
     queues = [(queue.positions(queue.head, queue.end), queue_id) for queue_id, queue in enumerate(topics.queues)]
     plain, plain_ids = [p for p, _ in queues], [np.full(len(p), queue_id) for p, queue_id in queues]
     waiting, waiting_ids = delays.held()

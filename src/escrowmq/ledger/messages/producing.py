@@ -65,7 +65,9 @@ class Producing:
     def decide(
         self, command: Send | Prepare, rules: Rules, now_us: int, next_position: int, trimmed_position: int
     ) -> Decision:
-        """Return the events (new topics, replaced transactions, the messages), an answer per row, and the repeats."""
+        """Decide a SEND or PREPARE. Events: new topics, rollbacks of replaced transactions, the accepted messages.
+        Answer: a row of schema PRODUCED per row. ``repeats``: rows whose content is to be compared with a stored
+        message."""
         half, batch, sessions = isinstance(command, Prepare), command.batch, command.sessions
         size = batch.num_rows
         codes, immunity = self._refusals(command, rules)
@@ -126,7 +128,7 @@ class Producing:
         return Decision(tuple(events), self._make_answer(answers, half), repeats)
 
     def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
-        """Return the first error code of each row or its session, and its wished time before the first check (0:
+        """Return the first error code of each row or its session, and the wished time (µs) before its first check (0:
         none)."""
         batch, half = command.batch, isinstance(command, Prepare)
         if half and rules.reject_transactional:
@@ -140,7 +142,8 @@ class Producing:
         return _first(codes, wrong), immunity
 
     def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:
-        """Return the rows whose message ids are known, and the log positions of those messages."""
+        """Return which rows have the message id of a stored message, and the log positions of those messages; None: no
+        row."""
         topics = topics_of(command.batch, self.topics).numbers
         positions = self.dedup.find(command.batch.column("message_id"), topics).positions
         rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
@@ -149,7 +152,8 @@ class Producing:
     def _replaceable(
         self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools | None
     ) -> tuple[Int64s, Int64s]:
-        """Return the rows that replace an earlier prepare, and the transactions (ordinals) that they replace."""
+        """Return the rows that replace an earlier prepare of their id, and the transactions (ordinals) that they
+        replace. ``leads``: rows that are the first of the batch with their id; None: all."""
         none = np.empty(0, np.int64)
         if not (isinstance(command, Prepare) and command.replace):
             return none, none
@@ -172,8 +176,8 @@ class Producing:
         return undecided
 
     def _join(self, command: Send | Prepare, codes: UInt8s, new: Bools, rules: Rules) -> Int64s | None:
-        """Return the transaction (ordinal) that each row joins, -1 if it begins one; None: all do. Sets codes of
-        invalid rows.
+        """Return the transaction (ordinal) that each row joins, -1 if it begins one; None: all rows begin one. Sets the
+        codes of rows that may not join.
 
         Only new rows are checked: a row whose message is known has joined already, whatever the outcome since.
         """
@@ -199,7 +203,8 @@ class Producing:
         return owners
 
     def _limit_open(self, sessions: Int64s, codes: UInt8s, begins: Bools, rules: Rules) -> None:
-        """Reject rows that would give a producer group too many undecided transactions."""
+        """Set TOO_MANY_OPEN for rows that begin a transaction beyond the number that their producer group may have
+        open."""
         rows = np.flatnonzero(begins)
         groups = self.sessions.groups_of(sessions[rows])
         for group in groups[:1].tolist() if all_equal(groups) else np.unique(groups).tolist():
@@ -208,7 +213,8 @@ class Producing:
                 codes[rows[groups == group][room:]] = code.TOO_MANY_OPEN
 
     def _repeat_known(self, command: Send | Prepare, answers: _Answers, found: Found, half: bool, trimmed: int) -> None:
-        """Answer repeats with the first message's receipt (I9); reject other messages, and repeats of dropped ones."""
+        """Give repeats the receipt of the first message (I9); reject rows that are another message, and repeats of
+        messages below log position ``trimmed``."""
         known = found.positions
         rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
         if not len(rows):
@@ -254,7 +260,8 @@ class Producing:
         answers.queues[rows] = self.topics.numbers_of(table.queue_ids_of(positions, owners))
 
     def _follow(self, command: Send | Prepare, answers: _Answers, rows: Int64s, leaders: Int64s, half: bool) -> None:
-        """Answer repeats of an earlier row of the batch as that row; half messages must be of its transaction."""
+        """Give ``rows``, repeats of an earlier row of the batch (``leaders``), the answer of that row; a half message
+        of another group or transaction gets MESSAGE_ID_TAKEN."""
         for column in (getattr(answers, name) for name in _Answers.__slots__):
             column[rows] = column[leaders[rows]]
         if half:
@@ -278,7 +285,7 @@ class Producing:
         answers.epochs[fresh] = epochs
 
     def _offsets(self, batch: pa.RecordBatch, answers: _Answers, fresh: Int64s, places: Placement) -> None:
-        """Set the offsets that plain messages will get; delayed ones have none yet."""
+        """Set the offsets that plain messages, the rows ``fresh``, will get; delayed ones have none yet."""
         now = fresh[batch.column("delay_us").to_numpy()[fresh] == 0]
         queues = self.topics.queues
         for queue_id, rows in group_by_queue(places.queue_ids[now]):
@@ -302,7 +309,7 @@ class Producing:
 
 
 def _first(codes: UInt8s, more: UInt8s) -> UInt8s:
-    """Return the first code of each row."""
+    """Return the codes, with the code of ``more`` where a row is OK so far."""
     return np.where(codes == code.OK, more, codes) if np.count_nonzero(more) else codes
 
 
@@ -319,7 +326,8 @@ def _leaders(repeats: Int64s | None, codes: UInt8s) -> Int64s:
 def _make_stored(
     batch: pa.RecordBatch, sessions: Int64s, places: Placement, answers: _Answers, fresh: Any, now_us: int, due: Int64s
 ) -> pa.RecordBatch:
-    """Return the rows of the event; ``due``: their first check. Bodies are copied only if some rows are left out."""
+    """Return the rows ``fresh`` in the schema of the log; ``due``: the time (µs) of their first check. Bodies are
+    copied only if some rows are left out."""
     kept = batch if isinstance(fresh, slice) else batch.take(pa.array(fresh))
     delay = kept.column("delay_us").to_numpy()
     visible = np.where(delay > 0, now_us + delay, 0) if np.count_nonzero(delay) else np.zeros(len(delay), np.int64)

@@ -39,14 +39,15 @@ class Delays:
         self.waiting += len(positions)
 
     def decide_release(self, now_us: int, limit: int) -> list[Event]:
-        """Release the messages that are due, as an event."""
+        """Return the event that releases up to ``limit`` due messages, in a list; empty if none is due."""
         ordinals = self._due.due(now_us, limit)
         if not len(ordinals):
             return []
         return [event_of(Kind.RELEASED, self._rows["position"][ordinals - self._rows.first], ordinals)]
 
     def decide_recall(self, positions: Int64s, queue_ids: Sequence[int]) -> Decision:
-        """Drop the messages at these positions that wait in these queues."""
+        """Decide that the messages at these log positions are dropped, if they still wait for one of these queues.
+        Answer: their number."""
         rows = np.flatnonzero(np.isin(self._rows["position"], positions))
         rows = rows[self._rows["waiting"][rows] & np.isin(self._rows["queue_id"][rows], queue_ids)]
         if not len(rows):
@@ -82,23 +83,24 @@ class Delays:
 
     @property
     def wake_us(self) -> int:
-        """A lower bound of the next release; ``NEVER_US``: none."""
+        """A lower bound of the time (µs) of the next release; ``NEVER_US``: none."""
         return self._due.wake_us
 
     def queue_ids_of(self, positions: Int64s) -> Int64s:
-        """Return the queue of each delayed log position; -1 for the others. For repeats: it scans."""
+        """Return the queue id of each log position that has a delayed message; -1 for the others. It scans: for repeats
+        only."""
         waiting = np.flatnonzero(self._rows["waiting"])
         waiting = waiting[np.argsort(self._rows["position"][waiting])]
         index = locate(self._rows["position"][waiting], positions)
         return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
     def held(self) -> tuple[Int64s, Int32s]:
-        """Return the positions and queue ids of delayed messages."""
+        """Return the log positions and queue ids of all delayed messages."""
         waiting = self._rows["waiting"]
         return self._rows["position"][waiting], self._rows["queue_id"][waiting]
 
     def lowest_position(self) -> int | None:
-        """Return the lowest position of a delayed message, or None."""
+        """Return the lowest log position of a delayed message; None without any."""
         waiting = self._rows["position"][self._rows["waiting"]]
         return int(waiting.min()) if len(waiting) else None
 

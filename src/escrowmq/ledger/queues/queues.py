@@ -57,14 +57,16 @@ class QueueIndex:
 
     @property
     def bytes_kept(self) -> int:
-        """Of the messages still stored; of messages of one time that are partly gone, all count."""
+        """The size of the messages still stored, in bytes. Of messages that became visible at one time, all count until
+        all are gone."""
         times = self._times
         return self.bytes_total - times.item("bytes", 0) if len(times) and len(self._entries) else 0
 
     def append(
         self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int, size: int
     ) -> int:
-        """Append messages whose bodies have ``size`` bytes together. Returns the first one's offset."""
+        """Append messages that become visible at ``time_us``; ``size``: the bytes of their bodies together. Returns the
+        first one's offset."""
         count = len(positions)
         offset = self._entries.extend(count, position=positions, tag=tags)
         times = self._times
@@ -103,7 +105,8 @@ class QueueIndex:
         return ends[start] if start in ends else self.offset_at(int(start))
 
     def offset_within(self, size: int) -> int:
-        """Return the first offset from which on at most ``size`` bytes are kept, but always the newest message."""
+        """Return the lowest offset such that messages from it on have at most ``size`` bytes; it keeps at least the
+        newest message."""
         times = self._times
         if not len(times):
             return self.head
@@ -116,7 +119,8 @@ class QueueIndex:
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 
     def find(self, position: int, since_us: int = 0) -> int | None:
-        """Return the offset of a log position, or None. Scans what became visible at ``since_us`` or later."""
+        """Return the offset of the message at a log position, or None. Scans the messages that became visible at
+        ``since_us`` or later."""
         positions = self._entries["position"]
         at, size = self.offset_at(since_us) - self.head, SCAN_ROWS
         while at < len(positions):
@@ -127,7 +131,8 @@ class QueueIndex:
         return None
 
     def offsets_of(self, positions: Int64s) -> Int64s:
-        """Return the offset of each log position, -1 for those that are not here. For repeats: one scan for all."""
+        """Return the offset of the message at each log position, -1 for those not in this queue. It scans the queue,
+        once for all: for repeats only."""
         entries = self._entries["position"]
         at = np.flatnonzero(np.isin(entries, positions))
         at = at[np.argsort(entries[at])]
@@ -152,7 +157,8 @@ class QueueIndex:
         self._times.trim(self._times.first + max(before, 0))
 
     def to_tables(self) -> tuple[pa.Table, pa.Table]:
-        """Return copies of entries and times."""
+        """Return copies of two tables: position and tag of each offset, and the times at which offsets became
+        visible."""
         return self._entries.to_table(), self._times.to_table()
 
     def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:

@@ -77,7 +77,7 @@ class Topics:
         self._topic_of = Columns({"topic": np.int32})  # by queue id
 
     def may_be_made(self, name: str) -> bool:
-        """Return whether a topic may be created by its use: not if an operator deleted it."""
+        """Return whether a topic may be created by its first use: not if an operator deleted one of this name."""
         return name not in self.deleted
 
     def has(self, name: str) -> bool:
@@ -102,7 +102,8 @@ class Topics:
         return int(numbers[0]) if len(numbers) and all_equal(numbers) else numbers
 
     def find(self, name: str, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return queue and offset of each position in a topic; -1 for those in none of its queues. For repeats."""
+        """Return queue number and offset of the message at each log position in a topic; both -1 for those in none of
+        its queues. It scans: for repeats only."""
         queues, offsets = np.full((2, len(positions)), -1, np.int64)
         topic = self.by_name.get(name)
         for queue, queue_id in enumerate(topic.queue_ids if topic else ()):
@@ -112,7 +113,7 @@ class Topics:
         return queues, offsets
 
     def numbers_of(self, queue_ids: Int64s) -> Int64s:
-        """Return the number within its topic of each queue id; -1 for -1."""
+        """Return the number within its topic for each queue id; -1 for the id -1."""
         return np.array([self.queues[i].place.queue if i >= 0 else -1 for i in queue_ids.tolist()], np.int64)
 
     @property
@@ -137,11 +138,12 @@ class Topics:
 
     @property
     def tag_count(self) -> int:
-        """How many distinct tags there are."""
+        """The number of distinct tags of the shard."""
         return len(self._tags)
 
     def number_tags(self, tags: pa.Array) -> Int32s:
-        """Return the number of each row's tag; ``apply`` numbers new tags in order of appearance."""
+        """Return the number of each row's tag (NO_TAG: none), and assign the next numbers to new tags. Called only when
+        an event is applied."""
         if tags.null_count == len(tags):
             return np.full(len(tags), NO_TAG, np.int32)
         encoded = tags.dictionary_encode()
@@ -155,7 +157,8 @@ class Topics:
         return self._tags.setdefault(tag, len(self._tags) + 1)
 
     def decide_create(self, command: CreateTopic, rules: Rules) -> Decision:
-        """Create a topic, or add queues to it. Rejects fewer queues than it has."""
+        """Decide that a topic is created, or gets more queues. Answer: {"name", "queues"}. Raises BAD_TOPIC_NAME,
+        TOO_MANY, ALREADY_EXISTS, BAD_QUEUE (also for fewer queues than it has)."""
         queues = rules.default_queues if command.queues is None else command.queues
         present = self.by_name.get(command.name)
         has = 0 if present is None else len(present.queue_ids)
@@ -174,7 +177,8 @@ class Topics:
         return Decision((self.creation([(command.name, queues)]),), {"name": command.name, "queues": queues})
 
     def creation(self, wanted: list[tuple[str, int]]) -> Event:
-        """Return the event that creates topics, or grows them, to these numbers of queues."""
+        """Return the event that creates the topics ``wanted`` (name, number of queues), or adds queues to reach these
+        numbers."""
         rows, next_id = [], len(self.queues)
         for name, queues in wanted:
             rows.append((name, queues, next_id))
@@ -194,7 +198,7 @@ class Topics:
         return planned
 
     def apply_topic(self, batch: pa.RecordBatch) -> list[int]:
-        """Apply Kind.TOPIC. Returns the ids of new queues of existing topics."""
+        """Apply Kind.TOPIC: create topics and queues. Returns the ids of new queues of topics that existed."""
         grown: list[int] = []
         for name, queues, _ in rows_of(batch):
             topic = self.by_name.get(name)
@@ -216,8 +220,8 @@ class Topics:
         self._topic_of.extend(1, topic=topic.number)
 
     def decide_alter(self, command: AlterTopic, rules: Rules) -> tuple[list[Event], TopicRules, int]:
-        """Add queues, set retention. Returns events, rules and number of queues. UNKNOWN_TOPIC, BAD_QUEUE,
-        BAD_REQUEST."""
+        """Decide that a topic gets queues or another retention. Returns the events, its new rules and number of queues.
+        Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
         has, had = len(self.queue_ids(command.name)), self.by_name[command.name].rules
         own, events = _alter(had, command), list[Event]()
         if command.queues not in (None, has):
@@ -228,14 +232,15 @@ class Topics:
         return events, own, has if command.queues is None else command.queues
 
     def apply_altered(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.TOPIC_ALTERED."""
+        """Apply Kind.TOPIC_ALTERED: set the topics' own retention."""
         self.altered += 1
         for name, *values in rows_of(batch):
             own = (None if value < 0 else value for value in values)
             self.by_name[name].rules = TopicRules(**dict(zip(("retention_us", "retention_bytes"), own, strict=True)))
 
     def apply_deleted(self, batch: pa.RecordBatch, position: int) -> list[tuple[str, list[int]]]:
-        """Apply Kind.TOPIC_DELETED. Returns each name with its former queue ids, which are of no topic now."""
+        """Apply Kind.TOPIC_DELETED: remove topics, and empty their queues. Returns each name with its former queue ids,
+        which are of no topic now."""
         found: list[tuple[str, list[int]]] = []
         for name in batch.column("name").to_pylist():
             topic = self.by_name.pop(name)
@@ -306,7 +311,7 @@ class Topics:
 
 
 def _alter(had: TopicRules, command: AlterTopic) -> TopicRules:
-    """Return the rules of a topic after an operator's action. BAD_REQUEST for invalid values."""
+    """Return the rules of a topic after an operator's action. Raises BAD_REQUEST for invalid values."""
     fields = [f.name for f in dataclasses.fields(TopicRules)]
     if unknown := [name for name in command.reset if name not in fields]:
         raise error(Code.BAD_REQUEST, f"a topic has no {unknown[0]!r:.100} of its own", f"one of {', '.join(fields)}")

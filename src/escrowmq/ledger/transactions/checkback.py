@@ -48,18 +48,19 @@ class CheckBack:
 
     @property
     def wake_us(self) -> int:
-        """A lower bound of the next work of :meth:`decide_tick`; ``NEVER_US``: none."""
+        """A lower bound of the time (µs) of the next work of :meth:`decide_tick`; ``NEVER_US``: none."""
         return min(self._last_waits.wake_us, self._aged_us)
 
     def ask_us(self, group: str) -> int:
-        """Return a lower bound of the next check of a producer group; ``NEVER_US``: it has none open."""
+        """Return a lower bound of the time (µs) when a transaction of a producer group is due for a check;
+        ``NEVER_US``: it has no open one."""
         ordinal = self._sessions.ordinal(group)
         if ordinal is None or not self._table.open.get(ordinal) or ordinal not in self._due:
             return NEVER_US
         return self._due[ordinal].wake_us
 
     def begin(self, ordinals: Int64s, time_us: int) -> None:
-        """Add transactions that began at ``time_us``, each with its first due time."""
+        """Schedule the first check of transactions that began at ``time_us``; the table has their due times."""
         self._schedule(ordinals, self._table.column("due_us", ordinals))
         self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
 
@@ -74,7 +75,8 @@ class CheckBack:
             self.begin(ordinals, time_us)
 
     def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
-        """Choose the transactions of a group to check now; CHECKED is logged before the producer is asked."""
+        """Choose transactions of a group that are due for a check; the answer names them. CHECKED is logged before the
+        producer is asked."""
         group = self._sessions.ordinal(command.group)
         index = None if group is None else self._due.get(group)
         due = np.empty(0, np.int64) if index is None else index.due(now_us, command.limit)
@@ -97,7 +99,8 @@ class CheckBack:
             self._due[group].done()
 
     def decide_recheck(self, ids: pa.Array) -> Decision:
-        """Reopen parked or undecided transactions. Answer: one code per row."""
+        """Decide that parked or undecided transactions are checked again from the beginning. Answer: one code per
+        row."""
         ordinals, codes = self._table.find_ids(ids)
         rows = np.flatnonzero(codes == code.OK)
         undecided = np.isin(self._table.column("state", ordinals[rows]), (OPEN, PARKED))
@@ -117,7 +120,8 @@ class CheckBack:
         self._schedule(ordinals, np.full(len(ordinals), time_us))
 
     def decide_tick(self, now_us: int, limit: int) -> list[Event]:
-        """Park or roll back transactions an interval after their last check, or at half_retention."""
+        """Return the events that park or roll back transactions, as their rules say: an interval after their last
+        check, or at half_retention."""
         asked_out = self._last_waits.due(now_us, limit)
         ordinals = np.unique(np.concatenate((asked_out, self._find_aged(now_us, limit))))
         if not len(ordinals):
@@ -129,7 +133,7 @@ class CheckBack:
         return [*events, event_of(Kind.PARKED, parked)] if len(parked) else events
 
     def _find_aged(self, now_us: int, limit: int) -> Int64s:
-        """Return OPEN transactions that reached half_retention, except reopened ones."""
+        """Return ordinals of up to ``limit`` OPEN transactions that reached half_retention, except reopened ones."""
         table, age_us = self._table, self._rules.half_retention_us
         self._young = table.first_open(self._young, reopened=False)
         low = self._young - table.rows.first
@@ -152,12 +156,13 @@ class CheckBack:
         self._last_waits.done()
 
     def interval_us(self, group: str) -> int:
-        """Return the time between two checks of a transaction of a producer group."""
+        """Return the time (µs) between two checks of a transaction of a producer group."""
         ordinal = self._sessions.ordinal(group)
         return check_rules(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
 
     def _of(self, ordinals: Int64s, value: Callable[[CheckRules], int]) -> Int64s:
-        """Return one check-back rule for each transaction, by its group; the shard's if the group is forgotten."""
+        """Return ``value`` of the check-back rules for each transaction, by its group; the shard's if the group is
+        forgotten."""
         own = self._sessions.own
         if not own:
             return np.broadcast_to(np.int64(value(check_rules(None, self._rules))), len(ordinals))
@@ -185,7 +190,8 @@ class CheckBack:
         return index
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
-        """Yield the producer groups of transactions, and which of ``ordinals`` belong to each."""
+        """Yield each producer group of these transactions, and which of ``ordinals`` belong to it (a mask or a
+        slice)."""
         epochs = self._table.column("epoch", ordinals).astype(np.int64)
         if len(epochs) and all_equal(epochs):
             yield self._sessions.group(int(epochs[0])), slice(None)

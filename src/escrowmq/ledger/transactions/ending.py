@@ -75,7 +75,8 @@ class Ending:
         self._sessions = sessions
 
     def decide_end(self, command: End, rules: Rules) -> Decision:
-        """Answer each row by the state table; the rows that decide become one event."""
+        """Decide commits and rollbacks. Answer: a code for each row (schema ENDED), by the state table above; the rows
+        that decide become one event."""
         outcomes = command.batch.column("outcome").to_numpy()
         ordinals, codes = self._table.find_ids(command.batch.column("transaction"))
         sessions = self._sessions.check(command.sessions, transactional=None, rules=rules)
@@ -100,7 +101,8 @@ class Ending:
         return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED))
 
     def _find_owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
-        """Return the rows whose session is of the transaction's group; set the codes of the others."""
+        """Return those of ``rows`` whose session is of the transaction's group; set the codes of the others
+        (UNKNOWN_SESSION, WRONG_GROUP)."""
         anonymous = sessions[rows] == OPERATOR
         codes[rows[anonymous]] = code.UNKNOWN_SESSION
         rows = rows[~anonymous]
@@ -144,7 +146,8 @@ class Ending:
         return self._table.messages_of_few([row for row, (_, state, _, _) in rows if state == COMMITTED])
 
     def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """Apply Kind.DECIDED. Returns what became visible, as of :meth:`TransactionTable.messages_of`."""
+        """Apply Kind.DECIDED: set the states. Returns the messages that became visible, as of
+        :meth:`TransactionTable.messages_of`."""
         ordinals = self._table.find(batch.column("transaction").to_numpy())
         states = batch.column("state").to_numpy()
         self._table.decide(ordinals, states, batch.column("decided_by").to_numpy())
@@ -152,8 +155,9 @@ class Ending:
         return self._table.messages_of(ordinals if committed.all() else ordinals[committed])
 
     def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
-        """Return how far retention may go; undecided transactions before ``visible_us`` expire, a younger one is the
-        limit."""
+        """Return the position up to which the log may be dropped, at most ``limit_position``, and the event (in a list)
+        that expires undecided transactions below it. Only those prepared before ``visible_us`` expire: a younger one is
+        the limit."""
         first = self._table.rows["first"][self._table.undecided()]
         old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
         stops = first[~old]
@@ -163,7 +167,8 @@ class Ending:
 
 
 def _first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:
-    """Return the first deciding row of each transaction; set the codes of later rows of it."""
+    """Return the first of the rows ``deciding`` of each transaction; set the codes of later rows of it, as they find it
+    decided."""
     owners, index = np.unique(ordinals[deciding], return_index=True)
     winners = deciding[index]
     winner = winners[np.minimum(np.searchsorted(owners, ordinals[rows]), len(owners) - 1)]

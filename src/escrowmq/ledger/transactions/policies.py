@@ -31,7 +31,7 @@ class CheckRules(NamedTuple):
 
 
 def check_rules(own: ProducerRules | None, rules: Rules) -> CheckRules:
-    """Return the rules that apply to a group with these of its own."""
+    """Return the check-back rules of a group: its ``own`` where set, else the shard's."""
     if own is None:
         return CheckRules(
             rules.transaction_timeout_us, rules.check_interval_us, rules.check_max, rules.exhausted_rollback
@@ -41,7 +41,7 @@ def check_rules(own: ProducerRules | None, rules: Rules) -> CheckRules:
 
 
 def check(own: ProducerRules, rules: Rules) -> None:
-    """Validate the rules of a group. BAD_REQUEST, or BAD_DELAY for times beyond ``half_retention``."""
+    """Validate the rules of a group. Raises BAD_REQUEST, or BAD_DELAY for times beyond ``half_retention``."""
     if own.kind is not None and own.kind not in KINDS:
         hint = f"one of {', '.join(KINDS)}"
         raise error(Code.BAD_REQUEST, f"{own.kind!r:.100} is not a kind of producer group", hint)
@@ -57,7 +57,8 @@ def check(own: ProducerRules, rules: Rules) -> None:
 
 
 def alter(had: ProducerRules, command: AlterProducers) -> ProducerRules:
-    """Apply an operator's changes to a group's own rules. BAD_REQUEST for an unknown name in ``reset``."""
+    """Return a group's own rules after an operator's changes. Raises BAD_REQUEST for an unknown name in ``reset``, or a
+    rule that is both given and reset."""
     if unknown := set(command.reset) - set(NAMES):
         raise error(Code.BAD_REQUEST, f"no rule {sorted(unknown)[0]!r:.100} that could be reset")
     given = _given(command.rules)
@@ -71,27 +72,28 @@ def _given(own: ProducerRules) -> dict[str, Any]:
 
 
 def effective(own: ProducerRules | None, rules: Rules, kind: str | None) -> ProducerRules:
-    """Return all rules that apply to a group of this ``kind``, its own or not."""
+    """Return all rules that apply to a group of this ``kind``: its ``own`` where set, else the shard's."""
     values: tuple[Any, ...] = (kind, *check_rules(own, rules))
     return ProducerRules(**dict(zip(NAMES, values, strict=True)))
 
 
 def differences(wanted: ProducerRules, have: ProducerRules) -> str:
-    """Describe where a group differs from what is wanted; empty if it does not."""
+    """Describe which of the ``wanted`` rules a group with the rules ``have`` does not fulfil; empty if none."""
     shown, asked = described_values(have), described_values(wanted)
     pairs = [(name, shown[name], value) for name, value in asked.items() if value is not None]
     return ", ".join(f"{name} {has}, not {value}" for name, has, value in pairs if value != has)
 
 
 def described_values(own: ProducerRules) -> dict[str, Any]:
-    """Return rules by the names of the settings, times in seconds; None: not set."""
+    """Return rules as a dict by the names of the settings, times in seconds; None: not set."""
     times = (None if us is None else us / 1e6 for us in (own.transaction_timeout_us, own.check_interval_us))
     after = {None: None, True: "rollback", False: "park"}[own.exhausted_rollback]
     return dict(zip(FIELDS, (own.kind, *times, own.check_max, after), strict=True))
 
 
 def described(own: ProducerRules | None, rules: Rules, kind: str | None, transactional: bool) -> dict[str, Any]:
-    """Describe the rules of a group, and which are its own. ``transactional``: it had a session for half messages."""
+    """Return the effective rules of a group as a dict, with the names of its ``own``. ``transactional``: it had a
+    session for half messages."""
     own_values = described_values(own or ProducerRules())
     return {
         "transactional": transactional or kind == TRANSACTIONAL,

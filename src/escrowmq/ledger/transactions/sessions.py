@@ -68,7 +68,8 @@ class Sessions:
         return self._ordinals.get(group)
 
     def kind(self, ordinal: int, rules: Rules) -> str | None:
-        """Return the messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: not known yet."""
+        """Return the messages that a group (by number) serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None:
+        not known yet."""
         own = self.own.get(ordinal)
         if own is not None and own.kind is not None:
             return own.kind
@@ -89,7 +90,7 @@ class Sessions:
         return self.groups.get(self.group_number(epoch))
 
     def groups_of(self, epochs: Int64s) -> Int64s:
-        """Return the group number of each epoch; ``NO_GROUP`` if unknown."""
+        """Return the group number of the session of each epoch; ``NO_GROUP`` if the session is unknown."""
         if len(epochs) and all_equal(epochs):
             return np.full(len(epochs), self.group(int(epochs[0])), np.int64)
         rows, groups = self._rows_of(epochs), np.full(len(epochs), NO_GROUP, np.int64)
@@ -97,24 +98,24 @@ class Sessions:
         return groups
 
     def of_group(self, ordinal: int) -> Int64s:
-        """Return the epochs of a group, rising."""
+        """Return the epochs of a group's sessions, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["group"] == ordinal]
         return epochs
 
     def idle(self, before_us: int) -> Int64s:
-        """Return the epochs last used before that time, rising."""
+        """Return the epochs of sessions last used before ``before_us``, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["used_us"] < before_us]
         return epochs
 
     def used_us(self) -> dict[int, int]:
-        """Return the last use of each group."""
+        """Return the time (µs) of the last use of any session, by group number."""
         groups, row = np.unique(self._rows["group"], return_inverse=True)
         times = np.zeros(len(groups), np.int64)
         np.maximum.at(times, row, self._rows["used_us"])
         return dict(zip(groups.tolist(), times.tolist(), strict=True))
 
     def _row(self, epoch: int) -> int:
-        """Return the row of an epoch; -1 if there is none."""
+        """Return the row of the session with this epoch; -1 if there is none."""
         rows, size = self._rows, len(self._rows)
         if not size:
             return -1
@@ -128,8 +129,9 @@ class Sessions:
         return locate(self._rows["epoch"], epochs)
 
     def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
-        """Return a code for each row's session: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0: no session.
-        ``transactional``: the kind of message that is sent, None when none is."""
+        """Return a code for the session of each row: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 is no session:
+        OK, or UNKNOWN_SESSION for half messages. ``transactional``: whether half or plain messages are sent, None when
+        none are."""
         if len(epochs) and all_equal(epochs):
             status = self.status(int(epochs[0]), transactional=transactional, rules=rules)
             return np.full(len(epochs), status, np.uint8)
@@ -144,7 +146,8 @@ class Sessions:
         return self.group(epoch)
 
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
-        """Return the group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
+        """Return the group number of a session that may act; ``transactional`` as of :meth:`check`. Raises
+        UNKNOWN_SESSION, FENCED, GROUP_KIND."""
         status = self.status(epoch, transactional=transactional, rules=rules)
         if epoch == OPERATOR or status != code.OK:
             raise error(Code.UNKNOWN_SESSION if epoch == OPERATOR else Code(status))
@@ -172,7 +175,7 @@ class Sessions:
         return NO_GROUP if row < 0 else self._rows.item("group", row)
 
     def first_us(self, group: int, rules: Rules) -> int:
-        """Return the time before the first check of a group's transactions."""
+        """Return the time (µs) from the prepare of a group's transaction to its first check."""
         return check_rules(self.own.get(group), rules).first_us
 
     def fenced(self, epochs: Int64s) -> Bools:
@@ -189,8 +192,9 @@ class Sessions:
         return np.array([self.first_us(group, rules) for group in groups.tolist()], np.int64)[row]
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
-        """Open a session, and create its group with rules if given. A transactional session of a plain group is
-        rejected; a plain one of a transactional group only when it sends."""
+        """Decide that a session is opened, and its group created with rules if given. A process that repeats its
+        request gets its session again. Raises BAD_GROUP_NAME, TOO_MANY, NO_PERMISSION, FENCED, GROUP_RULES; GROUP_KIND
+        for a transactional session of a plain group."""
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
         group = self._check_group(command.group, rules)
@@ -210,7 +214,8 @@ class Sessions:
         return Decision(tuple(events), self.next_epoch)
 
     def _check_group(self, name: str, rules: Rules) -> int:
-        """Return the number of a group, ``NO_GROUP`` if it can be created. BAD_GROUP_NAME, TOO_MANY."""
+        """Return the number of a group; ``NO_GROUP`` if it does not exist and may be created. Raises BAD_GROUP_NAME,
+        TOO_MANY."""
         if not is_name(name):
             raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
         if name not in self._ordinals and len(self.groups) >= rules.max_groups:
@@ -218,8 +223,8 @@ class Sessions:
         return self._ordinals.get(name, NO_GROUP)
 
     def _find_opened(self, command: OpenSession, group: int, rules: Rules) -> Decision | None:
-        """Return the session of this name that a process has already, or None. FENCED: a newer process has the name.
-        NO_PERMISSION, GROUP_KIND: it cannot become transactional."""
+        """Return a decision with the session that this process already has, or None. Raises FENCED if a newer process
+        has its name; NO_PERMISSION, GROUP_KIND if the session cannot become transactional."""
         if command.process is None:
             return None
         if (epoch := self._of_process.get((group, command.instance, command.process))) is None:
@@ -233,7 +238,7 @@ class Sessions:
         return Decision((_make_owned(epoch, command.process, True),), epoch)
 
     def _check_half(self, command: OpenSession, kind: str | None, rules: Rules) -> None:
-        """Reject a transactional session where none is allowed: NO_PERMISSION, GROUP_KIND."""
+        """Raise NO_PERMISSION or GROUP_KIND for a transactional session where none is allowed."""
         if command.transactional and rules.reject_transactional:
             raise error(Code.NO_PERMISSION)
         if command.transactional and kind == PLAIN:
@@ -244,7 +249,7 @@ class Sessions:
             raise error(Code.GROUP_KIND, f"producer group {command.group!r} serves plain messages", hint)
 
     def _choose_rules(self, command: OpenSession, group: int, rules: Rules) -> ProducerRules | None:
-        """Return the rules for a new group, or None. An existing group must have the same: GROUP_RULES."""
+        """Return the own rules for a new group, or None. Raises GROUP_RULES if the group exists and has others."""
         if command.rules is None:
             return None
         policies.check(command.rules, rules)
@@ -258,8 +263,8 @@ class Sessions:
     # Rules of a group's own
 
     def decide_alter(self, command: AlterProducers, rules: Rules) -> Decision:
-        """Return the Decision that changes a group's own rules; no event if they stay the same. Raises BAD_GROUP_NAME,
-        BAD_REQUEST, BAD_DELAY; TOO_MANY for a new group beyond the limit."""
+        """Decide that a group gets other rules of its own; the answer is all of them. No event if they stay the same.
+        Raises BAD_GROUP_NAME, BAD_REQUEST, BAD_DELAY; TOO_MANY for a new group beyond the limit."""
         had = self.own.get(self._check_group(command.group, rules), ProducerRules())
         made = policies.alter(had, command)
         policies.check(made, rules)
@@ -268,7 +273,8 @@ class Sessions:
         return Decision((_make_rules(command.group, made),), made)
 
     def apply_producers(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.PRODUCERS. A group that loses its own kind gets one by its next use."""
+        """Apply Kind.PRODUCERS: set the own rules of groups. A group that loses its own kind gets one by its next
+        use."""
         for name, text in rows_of(batch):
             group, own = self._number(name), policies.load(text)
             if own.kind is None and self.own.get(group, own).kind is not None:
@@ -304,7 +310,7 @@ class Sessions:
             self.next_epoch = epoch + 1
 
     def apply_owned(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Apply Kind.OWNED: the processes of sessions, and whether they prepare."""
+        """Apply Kind.OWNED: note the process numbers of sessions, and which sessions became transactional."""
         for epoch, process, transactional in rows_of(batch):
             at = self._row(epoch)
             group = self._rows.item("group", at)
@@ -325,25 +331,26 @@ class Sessions:
         self._sizes[group] = self._sizes.get(group, 0) + 1
 
     def note(self, epochs: npt.NDArray[np.uint32], time_us: int) -> None:
-        """Note the use of these sessions (``OPERATOR`` among them)."""
+        """Set the last use of these sessions to ``time_us``; ``OPERATOR`` among them is skipped."""
         distinct = epochs[:1] if all_equal(epochs) else epochs
         self._rows["used_us"][self._rows_of(distinct[distinct != OPERATOR].astype(np.int64))] = time_us
 
     def note_sent(self, epochs: npt.NDArray[np.uint32]) -> None:
-        """Note that these sessions (``OPERATOR`` among them) sent plain messages."""
+        """Note that the groups of these sessions sent plain messages; ``OPERATOR`` among them is skipped."""
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
                 self._plain.add(self.group(epoch))
 
     def note_one(self, epoch: int, time_us: int, *, sent: bool = False) -> None:
-        """As :meth:`note` and, if it sent plain messages, :meth:`sent`, of one session that is known."""
+        """As :meth:`note` and, if it sent plain messages, :meth:`note_sent`, of one session that is known."""
         row = self._row(epoch)
         self._rows.put("used_us", row, time_us)
         if sent:
             self._plain.add(self._rows.item("group", row))
 
     def forget(self, epochs: Int64s) -> list[int]:
-        """Remove sessions. Returns the groups that lost their last one."""
+        """Remove sessions, and groups without sessions and own rules. Returns the numbers of the groups that lost their
+        last session."""
         rows = self._rows_of(epochs)
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
             instance = self._names.pop(epoch)

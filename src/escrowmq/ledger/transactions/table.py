@@ -9,7 +9,7 @@ have the rules of the states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,51 +32,11 @@ from escrowmq.ledger.columns.arrays import (
     with_zeros,
 )
 from escrowmq.ledger.events import Event, event_of
+from escrowmq.ledger.transactions import oldest
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
-
-CHUNK = 65_536
-
-
-class OldestOpen:
-    """The oldest OPEN transaction of each producer group. Derived: not in snapshots.
-
-    New transactions are at the end of the table, except those that an operator reopens. So no transaction of a group is
-    OPEN below the one that was its oldest at the last search, and the next search continues from there.
-    """
-
-    def __init__(self, rows: Columns, groups_of: Callable[[Int64s], Int64s]) -> None:
-        self._rows, self._groups_of = rows, groups_of
-        self._from: dict[int, int] = {}  # by group: no transaction below this ordinal is OPEN
-
-    def back_to(self, ordinal: int) -> None:
-        """Note that a transaction from ``ordinal`` on was reopened."""
-        self._from = {group: min(at, ordinal) for group, at in self._from.items()}
-
-    def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:
-        """Return the ordinal of each group with OPEN transactions (``counts``: how many); none is below ``lowest``."""
-        rows, end = self._rows, self._rows.end
-        starts = {group: max(self._from.get(group, lowest), lowest) for group, count in counts.items() if count > 0}
-        self._from = dict.fromkeys(counts, end) | starts
-        inside = {group: at for group, at in starts.items() if at < end}
-        groups, ordinals = (np.array([*column], np.int64) for column in (inside.keys(), inside.values()))
-        same = (rows["state"][ordinals - rows.first] == OPEN) & (self._groups_of(ordinals) == groups)
-        found = dict(zip(groups[same].tolist(), ordinals[same].tolist(), strict=True))
-        wanted = starts.keys() - found.keys()
-        ordinal = min((starts[group] for group in wanted), default=end)
-        while wanted and ordinal < end:
-            row = ordinal - rows.first
-            ordinals = np.flatnonzero(rows["state"][row : row + CHUNK] == OPEN) + ordinal
-            groups, firsts = np.unique(self._groups_of(ordinals), return_index=True)
-            new = dict(zip(groups.tolist(), ordinals[firsts].tolist(), strict=True))
-            found |= {group: at for group, at in new.items() if group in wanted}
-            wanted -= found.keys()
-            ordinal += CHUNK
-        self._from |= found
-        return found
-
 
 OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
@@ -98,7 +58,8 @@ class Halves:
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
-    """Return the decisions of the transactions that begin at the positions ``first``."""
+    """Return the DECIDED event that gives ``state`` to the transactions whose first half messages are at the positions
+    ``first``. ``epochs``: the sessions that decided."""
     columns = (np.broadcast_to(np.asarray(column), len(first)) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
 
@@ -131,10 +92,11 @@ class TransactionTable:
         """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
         self.parked: dict[int, int] = {}
         self._floor = 0  # no OPEN transaction below this ordinal
-        self.oldest = OldestOpen(self.rows, self.groups_of)
+        self.oldest = oldest.OldestOpen(self.rows, self.groups_of)
 
     def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF) with body ``sizes``. Returns the ordinals of new transactions."""
+        """Store half messages (rows of Kind.HALF) from log ``position`` on; ``sizes``: bytes of their bodies. Returns
+        the ordinals of the transactions that begin."""
         names = ("transaction", "visible_us", "epoch", "due_us", "queue_id")
         owner, visible, epochs, due_us, queue_ids = (batch.column(name).to_numpy() for name in names)
         own = np.arange(position, position + batch.num_rows)
@@ -161,7 +123,8 @@ class TransactionTable:
             times.extend(1, position=position, time_us=time_us)
 
     def _begin(self, first: Any, epochs: Any, due_us: Any, queue_ids: Any, tags: Any, sizes: Any) -> Int64s:
-        """Add transactions: sequences or arrays of one length, or one value for all. Returns their ordinals."""
+        """Add transactions, one for each of ``first``; the other values are sequences of that length, or one value for
+        all. Returns their ordinals."""
         message = {"queue_id": queue_ids, "tag": tags, "size": sizes}
         new = {"state": OPEN, "by": 0, "checks": 0, "messages": 1, "last": NONE}
         ordinal = self.rows.extend(len(first), first=first, epoch=epochs, due_us=due_us, **message, **new)
@@ -201,11 +164,11 @@ class TransactionTable:
                 messages[of] += 1
 
     def hold_back(self, positions: Int64s | Ints, visible_us: Int64s | Ints) -> None:
-        """Set the time before which half messages are not visible."""
+        """Note that the half messages at these positions, once committed, are not visible before ``visible_us``."""
         self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
 
     def decide(self, ordinals: Int64s, states: UInt8s, by: UInt8s) -> None:
-        """Set the final states of undecided transactions."""
+        """Set the final states of undecided transactions, and who decided (``by``)."""
         self._change(ordinals, states)
         self.rows["by"][ordinals - self.rows.first] = by
 
@@ -245,7 +208,7 @@ class TransactionTable:
         self.rows["state"][rows] = states
 
     def _count(self, counts: dict[int, int], epochs: npt.NDArray[np.uint32], sign: int) -> None:
-        """Add transactions of these sessions to the counts of their groups, or subtract them."""
+        """Add (``sign`` 1) or subtract (-1) a transaction for each of these sessions, in the counts by group."""
         if not len(epochs):
             return
         distinct, sizes = (epochs[:1], [len(epochs)]) if all_equal(epochs) else np.unique(epochs, return_counts=True)
@@ -253,28 +216,30 @@ class TransactionTable:
             counts[group] = counts.get(group, 0) + sign * int(size)
 
     def forget_group(self, group: int) -> None:
-        """Forget a producer group without undecided transactions."""
+        """Remove the counts of a producer group without undecided transactions."""
         self.open.pop(group, None)
         self.parked.pop(group, None)
 
     def oldest_open(self) -> int:
-        """Return the lowest ordinal that is OPEN; ``rows.end`` when none is."""
+        """Return the ordinal of the oldest OPEN transaction; ``rows.end`` when none is."""
         self._floor = self.first_open(self._floor, reopened=True)
         return self._floor
 
     def first_open(self, ordinal: int, *, reopened: bool) -> int:
-        """Return the lowest OPEN ordinal from ``ordinal`` on; ``rows.end`` when none is; see :meth:`open_rows`."""
+        """Return the ordinal of the first OPEN transaction from ``ordinal`` on; ``rows.end`` when none is.
+        ``reopened``: see :meth:`open_rows`."""
         ordinal = max(ordinal, self.rows.first)
         while ordinal < self.rows.end:
             start = ordinal - self.rows.first
-            chunk = self.open_rows(start, start + CHUNK, reopened=reopened)
+            chunk = self.open_rows(start, start + oldest.CHUNK, reopened=reopened)
             if chunk.any():
                 return ordinal + int(chunk.argmax())
             ordinal += len(chunk)
         return ordinal
 
     def open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
-        """Return which rows of a range are OPEN; ``reopened``: including those that an operator reopened."""
+        """Return which rows from ``start`` to before ``end`` are OPEN; ``reopened``: including those that an operator
+        reopened."""
         found: Bools = self.rows["state"][start:end] == OPEN
         return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
 
@@ -298,7 +263,8 @@ class TransactionTable:
         return epochs
 
     def undecided_in(self, queue_ids: Ints) -> tuple[Int64s, int]:
-        """Return rising ordinals of undecided transactions with messages for these queues, and how many messages."""
+        """Return rising ordinals of the undecided transactions with messages for these queues, and the number of these
+        messages."""
         ordinals = self.undecided() + self.rows.first
         index, _, of_message, *_ = self.messages_of(ordinals)
         chosen = index[np.isin(of_message, queue_ids)]
@@ -328,7 +294,7 @@ class TransactionTable:
         return ordinals, codes
 
     def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int, int]] | None:
-        """Return row number, position, epoch and state of each transaction; None if one of them is not here."""
+        """Return row number, position, epoch and state of each of these transaction ids; None if one is not here."""
         named = [split_transaction_id(id) for id in ids]
         firsts, epochs, states = (self.rows[name] for name in ("first", "epoch", "state"))
         positions = [position for _, _, position in named]
@@ -342,11 +308,12 @@ class TransactionTable:
         return found
 
     def expired(self, positions: Int64s) -> Bools:
-        """Return which half messages left the log undecided."""
+        """Return which of the half messages at these log positions left the log undecided."""
         return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
 
     def owner_of(self, positions: Int64s) -> Int64s:
-        """Return ordinals of the transactions of half messages; -1 where there is none (any more)."""
+        """Return ordinals of the transactions of the half messages at these log positions; -1 where there is none (any
+        more)."""
         owners = self.find(positions)
         joined = locate(self.joined["position"], positions)
         hit = (owners == NONE) & (joined >= 0)
@@ -355,19 +322,21 @@ class TransactionTable:
         return owners
 
     def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
-        """Return the queue ids of half messages of the transactions ``owners``."""
+        """Return the queue ids of the half messages at these log positions; ``owners``: the ordinals of their
+        transactions."""
         ids = self.column("queue_id", owners).astype(np.int64)
         hanging = self.column("first", owners) != positions
         ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
         return ids
 
     def halves(self) -> tuple[Int64s, Int32s]:
-        """Return the positions and queue ids of all half messages."""
+        """Return the log positions and queue ids of all half messages."""
         positions = np.concatenate((self.rows["first"], self.joined["position"]))
         return positions, np.concatenate((self.rows["queue_id"], self.joined["queue_id"]))
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Return the producer groups of transactions; ``NO_GROUP`` for decided ones whose session is forgotten."""
+        """Return the producer group numbers of transactions; ``NO_GROUP`` for decided ones whose session is
+        forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
@@ -378,7 +347,7 @@ class TransactionTable:
         return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
-        """Return one column at some ordinals."""
+        """Return the values of one column for the transactions with these ordinals."""
         return self.rows[name][ordinals - self.rows.first]
 
     def value(self, name: str, ordinal: int) -> Any:
@@ -386,19 +355,20 @@ class TransactionTable:
         return self.rows[name][ordinal - self.rows.first]
 
     def prepared_us(self, positions: Int64s) -> Int64s:
-        """Return when half messages became durable."""
+        """Return the time (µs) at which the half message at each log position became durable."""
         index = np.searchsorted(self.times["position"], positions, side="right") - 1
         return self.times["time_us"][np.maximum(index, 0)]
 
     def count_prepared(self, before_us: int) -> int:
-        """Return how many rows, from the first one on, were prepared before a time."""
+        """Return how many transactions, from the first row on, were prepared before ``before_us``."""
         index = int(np.searchsorted(self.times["time_us"], before_us))
         if index == len(self.times):
             return len(self.rows)
         return int(np.searchsorted(self.rows["first"], self.times["position"][index]))
 
     def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """Return half messages by transaction and position: index into ``ordinals``, position, queue id, tag, size."""
+        """Return all half messages of these transactions, by transaction and position: index into ``ordinals``, log
+        position, queue id, tag number and body size of each."""
         owners = np.arange(len(ordinals))
         parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag", "size")))]
         links = self.column("last", ordinals).astype(np.int64)
@@ -436,7 +406,7 @@ class TransactionTable:
         return found
 
     def visible_us(self, positions: Int64s) -> Int64s:
-        """Return the time before which half messages are not visible; 0: none."""
+        """Return the time (µs) before which each half message, by log position, must not be visible; 0: at once."""
         if not len(self._delayed):
             return np.zeros(len(positions), np.int64)
         at = locate(self._delayed["position"], positions)
@@ -448,7 +418,8 @@ class TransactionTable:
         return len(self._delayed) > 0
 
     def whole_below(self, position: int) -> int:
-        """Return the highest position up to ``position`` that splits no transaction."""
+        """Return the highest log position, at most ``position``, that has no transaction with messages on both sides of
+        it."""
         if not len(self.joined):
             return position
         firsts = self.column("first", self.joined["owner"]).astype(np.int64)
@@ -462,7 +433,7 @@ class TransactionTable:
         return int(firsts[whole & (firsts <= position)][-1])
 
     def trim(self, position: int) -> None:
-        """Drop everything below ``position``; all of it is decided."""
+        """Drop the half messages and transactions below log ``position``; all of them are decided."""
         gone = int(np.searchsorted(self.rows["first"], position))
         self._remember(np.flatnonzero(self.rows["state"][:gone] == EXPIRED) + self.rows.first)
         self.rows.trim(self.rows.first + gone)
@@ -472,7 +443,7 @@ class TransactionTable:
         self.times.trim(self.times.first + keep)
 
     def _remember(self, ordinals: Int64s) -> None:
-        """Remember transactions that leave the log undecided."""
+        """Remember the half messages of expired transactions that leave the log, for late requests."""
         if not len(ordinals):
             return
         index, positions, *_ = self.messages_of(ordinals)

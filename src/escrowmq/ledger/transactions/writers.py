@@ -65,22 +65,24 @@ class Writers:
         return len(self._last)
 
     def last(self, writer: bytes) -> int | None:
-        """Return the writer's last decided batch."""
+        """Return the number of the writer's last decided batch; None for an unknown writer."""
         known = self._last.get(writer)
         return None if known is None else known[1]
 
     def group(self, writer: bytes) -> int | None:
-        """Return the writer's producer group."""
+        """Return the number of the writer's producer group; None for an unknown writer."""
         known = self._last.get(writer)
         return None if known is None else known[0]
 
     def list_after(self, after: bytes, limit: int) -> list[tuple[bytes, int, int, int]]:
-        """Return writers after ``after`` by their bytes: writer, producer group, last batch, when it was decided."""
+        """Return at most ``limit`` writers in order of their bytes, behind ``after``: writer, producer group, last
+        batch, when it was decided (µs)."""
         chosen = heapq.nsmallest(limit, (writer for writer in self._last if writer > after))
         return [(writer, *self._last[writer]) for writer in chosen]
 
     def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
-        """Commit a batch, or answer its repeat. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
+        """Decide the commit of a numbered batch, or answer its repeat, by the rules above. Raises UNKNOWN_SESSION,
+        FENCED, GROUP_KIND, WRONG_GROUP, TOO_MANY, CONFLICT, or the code of a transaction that is not known."""
         group = self._sessions.group_of(command.session, rules, transactional=True)
         owner, last, _ = self._last.get(command.writer, (group, NONE, 0))
         if command.writer not in self._last and len(self._last) >= rules.max_writers:
@@ -102,7 +104,8 @@ class Writers:
         return Decision(events, {"status": status.name, "last": last, "rolled_back": len(lost)})
 
     def _list_owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
-        """Return ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
+        """Return the ordinals of the batch's transactions, each once. ``skip_unknown``: of a repeated commit, some may
+        have left with retention. Raises the code of an unknown one, or WRONG_GROUP."""
         ordinals, codes = self._table.find_ids(command.transactions)
         wrong = np.flatnonzero(codes != code.OK)
         left = np.isin(codes[wrong], (code.UNKNOWN_TRANSACTION, code.EXPIRED))
@@ -114,7 +117,8 @@ class Writers:
         return ordinals
 
     def _event(self, command: CommitBatch, winners: Int64s, losers: Int64s) -> Event:
-        """Return a row per transaction; a batch of none is one row without a transaction, so that it is remembered."""
+        """Return the event that commits ``winners`` and rolls back ``losers``. A batch without transactions is one row
+        without a transaction, so that it is remembered."""
         first = self._table.column("first", np.concatenate((winners, losers))).astype(np.int64)
         states = np.repeat(np.array([COMMITTED, ROLLED_BACK], np.uint8), (len(winners), len(losers)))
         if not len(first):
@@ -132,7 +136,7 @@ class Writers:
             self._writers[group] = writer
 
     def forget_group(self, group: int) -> None:
-        """Forget a producer group and its writer."""
+        """Forget the writer of a producer group, if it has one."""
         if (writer := self._writers.pop(group, None)) is not None:
             del self._last[writer]
 
@@ -160,7 +164,8 @@ class Forgetting:
     writers: Writers
 
     def decide_forget(self, command: Forget) -> Decision:
-        """Forget idle sessions, the oldest first."""
+        """Decide that idle sessions are forgotten, the oldest first; connected ones and those with undecided
+        transactions stay. Answer: their number."""
         idle = self.sessions.idle(command.before_us)
         if not len(idle):
             return Decision((), 0)
@@ -169,7 +174,8 @@ class Forgetting:
         return Decision(_events(idle), len(idle))
 
     def decide_forget_writer(self, command: ForgetWriter) -> Decision:
-        """Forget one writer. Raises NOT_FOUND, CONFLICT while something is undecided."""
+        """Decide that a writer and all sessions of its group are forgotten. Raises NOT_FOUND; CONFLICT while something
+        is undecided."""
         group = self.writers.group(command.writer)
         if group is None:
             raise error(Code.NOT_FOUND, "no such writer on this broker")

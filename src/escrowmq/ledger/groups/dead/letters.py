@@ -36,13 +36,14 @@ _JOINED = re.compile(r"#(?:[.,:/-]#)+")
 
 @lru_cache(4096)
 def cause_and_kind(text: str) -> tuple[str, str]:
-    """Return a cause and its kind. Equal kinds are always one object, so that their addresses can be compared."""
+    """Return the cause ``text`` and its kind, by which dead letters are grouped. Equal kinds are always one object, so
+    that their addresses can be compared."""
     return text, sys.intern(kind_of(text))
 
 
 def kind_of(cause: str) -> str:
-    """Return the first line (of a traceback the last one) without the attempt, with ``#`` for numbers and ids, at most
-    :data:`MOST_TEXT` characters. The kind of a kind is itself."""
+    """Return the kind of a cause: its first line (of a traceback the last one) without the attempt, with ``#`` for
+    numbers and ids, at most :data:`MOST_TEXT` characters. The kind of a kind is itself."""
     lines = [line for line in cause.splitlines() if line.strip()] or [""]
     line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
     masked = _JOINED.sub("#", _IDS.sub("#", _ATTEMPT.sub("", line)))
@@ -91,11 +92,12 @@ class Block:
         return self.offsets, self.attempts, self.dead_us, self.causes, self.kinds
 
     def rows(self, chosen: Any) -> Block:
-        """Return some of its rows: a mask, indexes or a slice."""
+        """Return a block of some of its rows; ``chosen``: a mask, indexes or a slice."""
         return Block(*(column[chosen] for column in self.columns))
 
     def counted(self) -> Kinds:
-        """Count each kind of cause in it."""
+        """Return the number of rows with each kind of cause, with the oldest and newest death. Cached if there are few
+        kinds."""
         if self._counted is not None:
             return self._counted
         ids, firsts, of_row = np.unique(addresses(self.kinds), return_index=True, return_inverse=True)
@@ -113,12 +115,12 @@ class Block:
 
 
 def addresses(kinds: Texts) -> Int64s:
-    """Return a number for each kind, the same for equal kinds, as long as they are held."""
+    """Return the memory address of each kind: equal for equal kinds, as long as they are held."""
     return np.fromiter(map(id, kinds), np.int64, len(kinds))
 
 
 def block_of(offsets: Int64s, attempts: int, dead_us: int, cause: str) -> Block:
-    """Build the block of messages that died together."""
+    """Build the block of messages that died together: at one time, after the same attempts, of one cause."""
     size = len(offsets)
     texts, kinds = np.empty(size, object), np.empty(size, object)
     texts[:], kinds[:] = cause_and_kind(cause)
@@ -141,15 +143,15 @@ class DeadLetters:
 
     @property
     def offsets(self) -> Int64s:
-        """All of them."""
+        """The offsets of all dead letters, rising."""
         return self["offsets"]
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """One column of all of them, as :class:`Block` names it."""
+        """Return one field of :class:`Block` for all dead letters, as one array by rising offset."""
         return np.concatenate([getattr(block, name) for block in self.blocks] or [np.empty(0, np.int64)])
 
     def bury(self, parts: Sequence[Block]) -> None:
-        """Add new dead letters; no offset comes twice."""
+        """Add dead letters; ``parts`` may be in any order, but no offset may come twice or be here already."""
         if not parts:
             return
         fresh = _join(parts)
@@ -167,7 +169,7 @@ class DeadLetters:
             self._replace(place, place + 1, [merged])
 
     def remove(self, offsets: Int64s) -> None:
-        """Remove ``offsets``, rising, each of them present."""
+        """Remove the dead letters at ``offsets``: rising, each of them present."""
         for place, start, end in reversed(_by_block(np.searchsorted(self._lasts, offsets))):
             block = self.blocks[place]
             keep = np.ones(len(block), bool)
@@ -180,7 +182,7 @@ class DeadLetters:
         self._count -= len(offsets)
 
     def remove_range(self, start: int, end: int) -> None:
-        """Remove offsets from ``start`` to before ``end``."""
+        """Remove the dead letters at offsets from ``start`` to before ``end``."""
         first, last = (int(place) for place in np.searchsorted(self._lasts, (start, end)))
         touched = self.blocks[first : last + 1]
         left = [block.rows((block.offsets < start) | (block.offsets >= end)) for block in touched]
@@ -201,7 +203,8 @@ class DeadLetters:
             self._lasts = np.concatenate([self._lasts[:first], ends, self._lasts[last:]])
 
     def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """Return when each of ``offsets`` died, and its attempts; :data:`NOT_DEAD` for no dead letter."""
+        """Return the time of death (µs) and the attempts for each of ``offsets``; both are :data:`NOT_DEAD` where no
+        dead letter is."""
         died_us, attempts = np.full((2, len(offsets)), NOT_DEAD, np.int64)
         places = np.searchsorted(self._lasts, offsets)
         for place in np.unique(places[places < len(self.blocks)]).tolist():
@@ -212,7 +215,7 @@ class DeadLetters:
         return died_us, attempts
 
     def among(self, offsets: Int64s) -> Block | None:
-        """Return the dead letters among rising ``offsets``, or None."""
+        """Return the dead letters at some of rising ``offsets`` as a block; None if there are none."""
         found = []
         for place, start, end in _by_block(np.searchsorted(self._lasts, offsets)):
             if place < len(self.blocks):
@@ -227,7 +230,7 @@ class DeadLetters:
 
     @property
     def last_us(self) -> int:
-        """Return the newest time of death of the dead letters that are left in it; :data:`NOT_DEAD` if none are."""
+        """The latest time of death (µs) of the dead letters that are still here; :data:`NOT_DEAD` if none are."""
         if self._last_us is None:
             self._last_us = max((int(block.dead_us.max()) for block in self.blocks), default=NOT_DEAD)
         return self._last_us
@@ -246,7 +249,7 @@ class DeadLetters:
 
 
 def _by_block(places: Int64s) -> list[tuple[int, int, int]]:
-    """Return each of rising block numbers with the range of its rows."""
+    """Return (block number, first row, end row) for each block; ``places`` has the rising block number of each row."""
     touched, starts = np.unique(places, return_index=True)
     return list(zip(touched.tolist(), starts.tolist(), [*starts[1:].tolist(), len(places)], strict=False))
 
@@ -283,7 +286,7 @@ class Edited:
         return len(self._edits)
 
     def put(self, offset: int, edit: Edit) -> None:
-        """Set the group's message at ``offset``."""
+        """Set the message that the group gets at ``offset``."""
         self._edits[offset] = edit
         self._arrange()
 
@@ -292,11 +295,12 @@ class Edited:
         return self._edits.get(offset)
 
     def find(self, message_id: bytes) -> int | None:
-        """Return the offset of the edit with this message id."""
+        """Return the offset of the edit with this message id; None if there is none."""
         return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
 
     def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
-        """Return the log positions of the group's messages at ``offsets``; ``positions``: those of the topic's."""
+        """Return the log positions of what the group gets at ``offsets``: of the edit where there is one, else of the
+        topic's message, which ``positions`` has."""
         if not self._edits:
             return positions
         at = locate(self._offsets, offsets)

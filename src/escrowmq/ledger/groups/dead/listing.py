@@ -24,11 +24,11 @@ class Wanted:
     before_us: int | None = None
 
     def none_of(self, block: Block) -> bool:
-        """Return whether a block surely has none of them; a cheap check."""
+        """Return True if the filter surely selects no row of a block: a cheap check. False: it may select some."""
         return self.cause is not None and not (block.counted().texts == self._kind).any()
 
     def mask(self, block: Block) -> Bools | None:
-        """Return which rows of a block; None: all."""
+        """Return which rows of a block the filter selects; None: all."""
         mask = None if self.before_us is None else block.dead_us < self.before_us
         if self.cause is not None:
             same = np.asarray(block.kinds == self._kind, bool)
@@ -58,7 +58,8 @@ class Letters:
 
 
 def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: Wanted = EVERY) -> Letters:
-    """Return the first ``limit`` of those ``wanted``, by queue id and offset, after the pair ``after``."""
+    """Return the first ``limit`` dead letters that the filter ``wanted`` selects, in order of queue id and offset, from
+    behind the pair ``after``."""
     found: list[tuple[int, Block]] = []
     size = 0
     for queue_id, block in _from(parts, after):
@@ -74,7 +75,7 @@ def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: W
 
 
 def joined(found: Sequence[tuple[int, Block]]) -> Letters:
-    """Return rows of some blocks with their queue ids, in this order."""
+    """Return all rows of these blocks, each with the queue id of its block, in this order."""
     columns = zip(*(block.columns[:4] for _, block in found), strict=True) if found else ((_NONE,),) * 4
     queue_ids = np.repeat(np.array([queue_id for queue_id, _ in found], np.int64), [len(block) for _, block in found])
     return Letters(queue_ids, *(np.concatenate(column) for column in columns))
@@ -127,7 +128,8 @@ class Summary:
 
 
 def summary(parts: Parts, most: int, samples: int) -> Summary:
-    """Return the ``most`` frequent kinds of causes, with some ``samples`` of each."""
+    """Return the ``most`` frequent kinds of causes, each with up to ``samples`` dead letters; all other kinds are
+    counted as one."""
     blocks = [(queue_id, block) for queue_id, blocks in sorted(parts.items()) for block in blocks]
     if not blocks:
         return Summary(0, [], None, 0)
@@ -157,7 +159,7 @@ def summary(parts: Parts, most: int, samples: int) -> Summary:
 
 
 def _most_frequent(counts: Int64s, texts: Texts, most: int) -> list[int]:
-    """Return the kinds with the highest counts, in their order; equal counts by their text."""
+    """Return the indexes of the kinds with the highest counts, highest first; equal counts by their text."""
     rows = np.arange(len(counts))
     if 0 < most < len(counts):
         rows = np.flatnonzero(counts >= np.partition(counts, -most)[-most])
