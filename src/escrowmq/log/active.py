@@ -58,8 +58,8 @@ class ActiveSegment:
         self.end += size
 
     def take(self) -> Callable[[], pa.Buffer | None]:
-        """Take out the buffer. Returns a function that writes it once and syncs once while more frames may be buffered;
-        it returns the mapped file, None if nothing was ever appended."""
+        """Take out the buffered frames. Returns a function that writes them at once and syncs once while more frames
+        may be buffered; it returns the mapped file, None if nothing was ever appended."""
         chunks, at, data = self._buffer, self._written, self.data
         self._buffer, self._written = [], self.end
 
@@ -72,7 +72,8 @@ class ActiveSegment:
         return flush
 
     def seal(self) -> pa.Buffer | None:
-        """Write the buffer, cut the reserved tail, sync and close; return the mapped file if it was mapped."""
+        """Write the buffered frames, cut the reserved tail, sync and close the file. Returns the mapped file, if it was
+        mapped."""
         if self._buffer:
             self._file.write_at(self._written, self._buffer)
             self._buffer = []
@@ -82,7 +83,7 @@ class ActiveSegment:
         return None if self.data is None else self.data.slice(0, self.end)
 
     def abandon(self) -> None:
-        """Close the file without writing."""
+        """Close the file without writing the buffered frames."""
         self._file.close()
 
 
@@ -111,7 +112,8 @@ class PreparedSegment:
 
 
 def _allocate(file: File, needed: int, segment_bytes: int) -> int:
-    """Reserve ``needed`` bytes, and a step more if possible, so that few syncs include a change of the file size."""
+    """Reserve ``needed`` bytes of a file, and a step more if possible, so that few syncs include a change of the file
+    size. Returns the number of bytes reserved."""
     generous = max(min(needed + RESERVE_STEP, segment_bytes), needed)
     try:
         file.allocate(generous)

@@ -40,14 +40,16 @@ def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes
 
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
-    """Compute as :func:`checksums`, for a message whose bodies ``contents`` lie from ``start`` to ``end``."""
+    """Compute as :func:`checksums`, for an encoded message whose bodies ``contents`` lie from byte ``start`` to before
+    ``end``."""
     return _digest_others(message, start, end, sequence, salt) + b"".join(map(_digest, contents))
 
 
 def intact_rows(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 ) -> Bools | None:
-    """Return a mask of the intact rows of an invalid frame; None if more than bodies is damaged, or may be."""
+    """Return a mask of the rows whose bodies are intact, for a frame with a wrong checksum; ``trailer``: its stored
+    checksums. None if more than bodies is damaged, or may be."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     stored = np.frombuffer(trailer, np.uint64, batch.num_rows, _DIGEST)
@@ -73,7 +75,8 @@ class SoundColumns:
 def sound_columns(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int, position: int, time_us: int
 ) -> SoundColumns | None:
-    """Return the columns of a frame whose own checksum is unchecked, reading no body; None if damaged."""
+    """Verify all of a message frame except its bodies, by the stored checksums in ``trailer``, without reading a body.
+    Returns None if it is damaged."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     return SoundColumns(position, time_us, batch, trailer.slice(_DIGEST))
@@ -88,7 +91,8 @@ def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, seq
 
 
 def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bytes:
-    """Digest a message without the bytes of its bodies: columns, offsets, and Arrow's description of them."""
+    """Return the digest of a message without the bytes of its bodies: columns, offsets, and Arrow's description of
+    them."""
     data = batch.column(_COLUMN).buffers()[2]
     start = end = message.size
     if data is not None and data.size:

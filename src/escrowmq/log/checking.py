@@ -58,7 +58,8 @@ def _damage_of(check: Callable[[], object]) -> Iterator[Damage]:
 
 
 def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun]:
-    """Walk one segment to its end, skipping damage. Raises Corrupt if its header is damaged."""
+    """Yield the runs of valid frames in the segment that begins with frame ``sequence``, each with the damage that ends
+    it. The walk continues with the next valid frame. Raises Corrupt if the segment's header is damaged."""
     header = recovery.read_segment_header(disk, sequence)
     is_last = sequence == listing.segments[-1]
     name = segments.segment_name(sequence)
@@ -75,7 +76,8 @@ def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun
 
 
 def _walk(disk: Disk, name: str, header: SegmentHeader, found: Scan | None, is_last: bool) -> tuple[pa.Buffer, Scan]:
-    """Scan from the end of ``found``; repeat while a segment that may be written meanwhile grows."""
+    """Scan the frames of a segment from the end of ``found`` (None: from its beginning); repeat while a segment that
+    may be written meanwhile grows. Returns the file's data and the result."""
     for _ in range(_PATIENCE):
         data = pa.py_buffer(read_file(disk, name)) if is_last else map_file(disk, name)
         before = -1 if found is None else found.end
@@ -126,7 +128,7 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
 
 
 def _check_run(run: FrameRun) -> Iterator[Damage]:
-    """Yield frames with a valid checksum but undecodable content."""
+    """Yield the damage of each frame that has a valid checksum and content that does not decode."""
     view = memoryview(run.data)
     for offset in run.found.offsets:
         header = codec.read_header(view, offset)

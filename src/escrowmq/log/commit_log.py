@@ -74,7 +74,7 @@ def open_log(
 
 
 def create_log(disk: Disk, header: SegmentHeader, segment_bytes: int) -> Recovered:
-    """Create a log without frames, whose first segment has this header."""
+    """Create a log without frames in an empty folder; its first segment has this header."""
     active = ActiveSegment.create(disk, header, 1 << 12, segment_bytes).begin()
     return Recovered([Segment.create(header, HEADER_BYTES)], [], 0, 0, None, active=active)
 
@@ -108,7 +108,8 @@ class SegmentLog(ReadableLog):
         self.sync()
 
     def _recheck_damage(self, found: list[int]) -> None:
-        """Recheck the frames known to be damaged, or ``found`` now, and record any damage found later."""
+        """Read again the frames in ``found`` and those that the file ``damaged`` lists, to learn which are damaged now.
+        From now on, damage that any read finds is recorded in that file."""
         self._reader.on_damage = self._on_damage
         with suppress(OSError):
             self._saved_damaged = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
@@ -130,7 +131,8 @@ class SegmentLog(ReadableLog):
         self._save_damaged()
 
     def _save_damaged(self) -> None:
-        """Save the list of damaged frames. It is derived: damage that cannot be saved now is found again."""
+        """Write the file ``damaged``, the list of damaged frames, if it changed. It is derived: damage that cannot be
+        saved now is found again."""
         with suppress(OSError), self._damaged_lock:
             frames = self._reader.damaged_frames()
             if frames != self._saved_damaged:
@@ -221,7 +223,8 @@ class SegmentLog(ReadableLog):
         """Do nothing: there is no deferred work."""
 
     def _mark_durable(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
-        """Record that every frame below sequence ``end`` is durable and lies in the mapped file."""
+        """Note that every frame below sequence ``end`` is durable and lies in ``data``, the mapped file of ``segment``,
+        and pass the new message frames to the look-ups."""
         with self._reader.lock:
             if data is not None:
                 segment.data = data
@@ -234,8 +237,8 @@ class SegmentLog(ReadableLog):
             self._lookups.on_durable(messages, size, end)
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment. What can fail for lack of space, descriptors or memory comes first and changes
-        nothing."""
+        """Seal the last segment and begin a new one with room for ``size`` bytes. What can fail for lack of space,
+        descriptors or memory comes first and changes nothing."""
         header = self._segment.header
         place = (self.epoch, self.next_sequence, self.next_position, self.last_time_us)
         following = SegmentHeader(header.shard, *place, header.salt)

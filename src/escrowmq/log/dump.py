@@ -44,7 +44,8 @@ def dump(
 
 
 def findings(disk: Disk) -> Iterator[Entry]:
-    """Yield all findings of :func:`escrowmq.log.checking.check` as entries of the same form."""
+    """Yield all damage that :func:`escrowmq.log.checking.check` finds in the folder, as entries like those of
+    :func:`dump`."""
     return map(_damage_entry, check(disk))
 
 
@@ -53,7 +54,7 @@ def _damage_entry(damage: Damage) -> Entry:
 
 
 def line(entry: Entry) -> str:
-    """Format an entry as text, each of its rows on a line of its own."""
+    """Format an entry of :func:`dump` as text; each of its rows is on a line of its own."""
     if "damage" in entry:
         return "DAMAGE {file}, byte {offset}, frame {sequence}: {what}".format(**entry["damage"])
     time = datetime.fromtimestamp(entry["time_us"] / 1_000_000, UTC).isoformat(timespec="microseconds")

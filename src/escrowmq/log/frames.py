@@ -139,7 +139,9 @@ def encode(
     salt: int,
     lz4: bool = False,
 ) -> list[Chunk]:
-    """Encode one frame as consecutive chunks of bytes. Raises Misuse if the batch does not match the kind's schema."""
+    """Encode one frame as consecutive chunks of bytes. ``synced``: all frames below this sequence are durable;
+    ``salt``: the log's seed of checksums. Raises Misuse if the batch does not match the kind's schema, or is too
+    large."""
     if isinstance(content, Packed) and not lz4:
         encoding, flags, payload = _packed_payload(content, sequence, salt)
     else:
@@ -202,7 +204,7 @@ def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
 
 
 def is_intact(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
-    """Verify the checksum of the frame at ``offset`` (which must lie within ``data``)."""
+    """Return whether the checksum of the frame at ``offset`` is right; the frame must lie within ``data``."""
     payload = data[offset + HEADER_BYTES : offset + header.frame_bytes]
     return checksum(data[offset : offset + _CHECKED.size], payload, seed=salt) == header.checksum
 
@@ -230,7 +232,8 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
 
 
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
-    """Compress a message without Arrow's threads, which cost ten times as much as compressing a small frame."""
+    """Encode a batch as an LZ4-compressed message without Arrow's threads, which cost ten times as much as compressing
+    a small frame."""
     sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
     start, end = batch.schema.serialize().size, sink.tell()

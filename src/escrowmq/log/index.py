@@ -97,7 +97,7 @@ class Segment:
 
 
 def pack(segment: Segment) -> bytes:
-    """Encode the index file."""
+    """Encode the index file of a sealed segment."""
     header, index = segment.header, segment.index
     body = b"".join(column.tobytes() for column in (index.positions, index.times, index.offsets, index.kinds))
     body += bytes(-len(body) % 8)
@@ -107,7 +107,8 @@ def pack(segment: Segment) -> bytes:
 
 
 def unpack(data: pa.Buffer, header: SegmentHeader) -> Segment | None:
-    """Decode the sealed segment with this header; its index columns lie in ``data``. None if the file is invalid."""
+    """Decode the index file of the sealed segment with this header; the index columns of the result lie in ``data``.
+    None if the file is invalid or of another segment."""
     name = segment_name(header.sequence)
     try:
         fields = _HEADER.unpack(open_header(data, _MAGIC, HEADER_BYTES, name))[3:]

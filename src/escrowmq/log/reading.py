@@ -64,7 +64,7 @@ class Reader:
         self.on_damage: Callable[[Damage], None] = lambda damage: None  # called on the thread that finds new damage
 
     def locate(self, positions: Int64s) -> Located:
-        """Find the frames of positions. Raises Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
+        """Find the frames of log positions. Raises Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
         with self.lock:
             segments = self.segments
             if len(positions):
@@ -83,8 +83,8 @@ class Reader:
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
-        """Return the message at ``position`` as ``gather`` does; None if there is none, or damage: ``gather`` reports
-        which."""
+        """Return the message at log ``position`` as ``gather`` does, reading no other body of a large frame. None if
+        there is no message, or damage: ``gather`` reports which."""
         with self.lock:
             if (found := self._find(position)) is None:
                 return None
@@ -103,7 +103,8 @@ class Reader:
         return pa.RecordBatch.from_arrays([*row.columns, pa.array([time_us], pa.int64())], schema=READ_SCHEMA)
 
     def _find(self, position: int) -> tuple[Segment, int] | None:
-        """Return segment and index of the frame that holds a position. The lock must be held."""
+        """Return the segment and the index in it of the frame that holds a log position; None if no stored frame does.
+        The lock must be held."""
         segment = self.segments[max(bisect_right(self.segments, position, key=lambda s: s.header.position) - 1, 0)]
         if not segment.header.position <= position < segment.next_position:
             return None
@@ -114,7 +115,8 @@ class Reader:
             return self.segments[0].sequence, self.segments[0].header.position
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the frame that holds a position, and the position of its first row. Raises as :meth:`locate`."""
+        """Return the sequence of the frame that holds a log position, and the position of the frame's first row. Raises
+        as :meth:`locate`."""
         with self.lock:
             if (found := self._find(position)) is None:
                 self._check_range(position, position)
@@ -123,7 +125,8 @@ class Reader:
             return segment.sequence + index, segment.index.positions.item(index)
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """Return the first position of a frame, or of the one after the last; and the time of the frame before it."""
+        """Return the log position of the first row of frame ``sequence``, which may be the one after the last; and the
+        time (µs) of the frame before it."""
         with self.lock:
             segment = self._segment_of(sequence)
             at = sequence - segment.sequence
@@ -229,8 +232,8 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _map(self, segment: Segment) -> pa.Buffer | DamagedLog:
-        """Return the segment's mapped file; if it is gone (retention may delete it) or unreadable, the damage. The lock
-        must be held. Raises Overloaded(OUT_OF_RESOURCES) without a descriptor or memory for it."""
+        """Return the segment's mapped file, mapped on first use; if it is gone (retention may delete it) or unreadable,
+        the damage. The lock must be held. Raises Overloaded(OUT_OF_RESOURCES) without a descriptor or memory for it."""
         if segment.data is None:
             try:
                 data = map_file(self.disk, segment.name)
@@ -245,7 +248,7 @@ class Reader:
         return segment.data
 
     def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
-        """Add a frame of ``size`` bytes at ``offset`` of the last segment; frames below ``synced`` are durable."""
+        """Add a frame of ``size`` bytes at byte ``offset`` of the last segment; frames below ``synced`` are durable."""
         with self.lock:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
@@ -265,12 +268,13 @@ class Reader:
         return size
 
     def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
-        """Return the first segments (never the last) below ``position`` and below the sequence ``covered``."""
+        """Return the first segments (never the last) below log ``position`` with only frames below the sequence
+        ``covered``."""
         segments = self.segments[:-1]
         return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
 
     def drop(self, count: int) -> None:
-        """Forget the first ``count`` segments and their cached frames."""
+        """Remove the first ``count`` segments from memory, with their cached frames. Their files are not deleted."""
         with self.lock:
             self.segments = self.segments[count:]
             self._frame_cache.drop_below(self.segments[0].sequence)
@@ -442,12 +446,12 @@ class ReadableLog:
         return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
-        """Return the time_us of the frame that holds each position."""
+        """Return the time (µs) of the frame that holds each log position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
     def position_at(self, time_us: int) -> int:
-        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
+        """Return the position of the first row stored at ``time_us`` or later; if none is, the log's next position."""
         with self._reader.lock:
             for segment in self._reader.segments:
                 if segment.index.count and segment.index.times[-1] >= time_us:
@@ -455,7 +459,7 @@ class ReadableLog:
         return self.next_position
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Return whether a frame of these kinds lies at ``position`` or after it."""
+        """Return whether a frame of one of these kinds holds log ``position`` or comes after it."""
         with self._reader.lock:
             segments = [s for s in self._reader.segments if s.next_position > position]
             found = [(s.index.positions, s.index.kinds) for s in segments]
@@ -478,7 +482,8 @@ class ReadableLog:
 
 
 def _decode_frame(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
-    """Decode the frame at ``offset``, expected to be ``sequence``. Raises Corrupt with the place if it is not."""
+    """Decode the frame at byte ``offset`` of a segment's ``data``, expected to be ``sequence``; also return its
+    encoding. Raises Corrupt with the place if it is not that frame."""
     view = memoryview(data)
     if offset + codec.HEADER_BYTES > len(view):
         raise DamagedLog(segment.name, offset, sequence, "the file ends before the frame")

@@ -53,7 +53,7 @@ class Listing:
 
     @property
     def first(self) -> int:
-        """The first frame of the log."""
+        """The sequence of the first frame of the log, by the name of its base; 0 without one."""
         return self.base.first if self.base is not None else 0
 
     @property
@@ -121,7 +121,8 @@ def list_own_folder(disk: Disk) -> Listing:
 
 
 def recover(disk: Disk, listing: Listing) -> Recovered | None:
-    """Find the end of the log and make its frames durable; None for a folder without a log. Corrupt changes nothing."""
+    """Find the end of the log, cut a torn tail, make its frames durable and remove files that are no longer part of it;
+    None for a folder without a log. Corrupt changes nothing."""
     if listing.is_fresh:
         remove(disk, listing.temporary)
         return None
@@ -175,13 +176,13 @@ def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segmen
 
 
 def segment_of(name: str, header: SegmentHeader, found: Scan) -> Segment:
-    """Build the segment found by a walk. Earlier segments were durable when it was created."""
+    """Build the segment from the result of a walk of its file. Earlier segments were durable when it was created."""
     synced = max(found.synced, header.sequence)
     return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
 
 
 def last_time(segments: list[Segment]) -> int:
-    """Return the time of the last frame, or the log's creation time if it has none."""
+    """Return the time (µs) of the last frame, or the log's creation time if it has none."""
     for segment in reversed(segments):
         if segment.index.count:
             return int(segment.index.times[-1])
@@ -189,7 +190,7 @@ def last_time(segments: list[Segment]) -> int:
 
 
 def remove(disk: Disk, names: Iterable[str]) -> None:
-    """Delete files that exist."""
+    """Delete these files; those that do not exist are skipped."""
     for name in names:
         with suppress(FileNotFoundError):
             disk.remove(name)
@@ -209,7 +210,7 @@ def _missing_segment(sequence: int, following: int) -> DamagedLog:
 
 
 def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
-    """Read and check the header of the segment named by ``sequence``."""
+    """Read and check the header of the segment named by ``sequence``. Raises Corrupt with the place."""
     name = files.segment_name(sequence)
     header = SegmentHeader.unpack(read_file(disk, name, files.LARGEST_HEADER), name)
     if header.sequence != sequence:
@@ -263,7 +264,8 @@ def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
 
 
 def check_durable(name: str, found: Scan, floor: int) -> None:
-    """Raise Corrupt if frames that had been durable are missing, or if a newer version wrote the next one."""
+    """Raise Corrupt if frames below ``floor``, which had been durable, are missing in a walked segment, or if a newer
+    version wrote the next frame."""
     if found.newer:
         raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
     if found.sequence < floor:

@@ -52,7 +52,8 @@ Expected = tuple[int, int, int, int, int]  # frame fields from the index: kind, 
 
 
 def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """Return a frame's offset, bytes, rows and expected fields from the segment's index. The lock must be held."""
+    """Return byte offset, size in bytes, number of rows and expected fields of a frame from the segment's index. The
+    lock must be held."""
     index, at = segment.index, sequence - segment.sequence
     offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
     size = (segment.size if last else int(index.offsets[at + 1])) - offset
@@ -61,8 +62,8 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
 
 
 def salvage_frame(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
-    """Build the frame that its index expects from its bytes ``data`` (None: unavailable); damaged rows have no
-    content."""
+    """Build a damaged frame from what its index expects and from its bytes ``data`` (None: unavailable); damaged rows
+    have no content."""
     kind = Kind(expected[0])
     parts = None if data is None or kind not in MESSAGES else _parts(kind, rows, data)
     good = None if parts is None else bodies.intact_rows(*parts, expected[1], salt)
@@ -116,7 +117,8 @@ class Recent(Generic[T]):
         return entry[0]
 
     def put(self, sequence: int, value: T, cost: int) -> None:
-        """Cache a value of ``cost`` bytes unless present; evict the least recently used ones."""
+        """Cache the value of a frame, which counts as ``cost`` bytes, unless present; evict the least recently used
+        ones beyond the limit."""
         if sequence in self._entries:
             return
         self._entries[sequence] = value, cost
@@ -130,7 +132,7 @@ class Recent(Generic[T]):
 
 
 def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Build rows without content: null where allowed, else empty, zero or NO_TRANSACTION."""
+    """Build ``rows`` rows without content: null where allowed, else empty, zero or NO_TRANSACTION."""
     arrays = [pa.nulls(rows, x.type) if x.nullable else pa.array([_zero(x)] * rows, x.type) for x in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -144,7 +146,8 @@ def _zero(field: pa.Field) -> object:
 
 
 def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:
-    """Return the damage of rows (sequence, row in the frame) by index; ``damaged`` are the invalid frames."""
+    """Return the damage of requested rows by their index: each is named by its frame's ``sequences`` and its row in
+    that frame. ``damaged``: the damaged frames, by sequence."""
     found: dict[int, RowDamage] = {}
     for sequence, frame in damaged.items():
         assert frame.damage is not None  # it is one of those that do not check

@@ -139,7 +139,8 @@ class StoredLog(Protocol):
     def files(self) -> LogFiles: ...
     def read_file(self, name: str, start: int, size: int) -> bytes: ...
     def load_snapshot(self) -> Snapshot | None:
-        """Load the newest valid snapshot; skip a damaged one if frames can replace it, else raise Corrupt."""
+        """Load the newest valid snapshot, skipping a damaged one if frames can replace it. Returns None if there is
+        none and the log still begins at frame 0; otherwise raises Corrupt."""
 
 
 class CommitLog(StoredLog, Protocol):
@@ -151,7 +152,8 @@ class CommitLog(StoredLog, Protocol):
     def free_bytes(self) -> int: ...  # of the disk; 0 if unknown
     def bytes_since_snapshot(self) -> int: ...
     def reserve(self, size: int) -> None:
-        """Reserve space for appends of ``size`` bytes (``frames.size_bound``). Overloaded changes nothing."""
+        """Reserve disk space for the next appends, of ``size`` bytes together (``frames.size_bound``). Raises
+        Overloaded, which changes nothing, or Corrupt(LOG_FAILED)."""
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
         """Append one frame of at least one row, no older than the last; return the position of its first row. It is
@@ -159,14 +161,16 @@ class CommitLog(StoredLog, Protocol):
 
     def sync(self) -> None: ...  # write the buffer in one write and sync once; Corrupt(LOG_FAILED) stops the log
     def hand_over(self) -> Callable[[], None]:
-        """Take out the buffer, the first half of :meth:`sync`; return the second: one write and one sync. Call it once,
-        on any thread, while appends continue. The next hand-over, sync, roll of a segment or close waits for it."""
+        """Take out the buffered frames: the first half of :meth:`sync`. Returns a function for the second half: one
+        write and one sync. Call it once, on any thread, while appends continue. The next hand-over, sync, roll of a
+        segment or close waits for it."""
 
     def settle(self) -> None:
         """Finish deferred work of durable frames after a round was answered. Corrupt(LOG_FAILED) stops the log."""
 
     def position_before(self, time_us: int) -> int:
-        """Return the start of the first segment with frames newer than ``time_us``; it bounds retention."""
+        """Return the first position of the first segment that has a frame newer than ``time_us`` (of the last segment
+        if none has). Retention by age drops at most what is below."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably and keep the last two; may run on another thread while appends
@@ -174,7 +178,8 @@ class CommitLog(StoredLog, Protocol):
         Overloaded(DISK_FULL, OUT_OF_RESOURCES), or Corrupt(LOG_FAILED) of this snapshot alone."""
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position`` that the newest snapshot, then the *base*, covers; return how many."""
+        """Drop whole segments below ``position`` that the newest snapshot covers; this one then becomes the *base*.
+        Returns the number of segments dropped."""
 
     def release(self) -> None:
         """Stop appending. In a shared log everything appended is synced, and another node may take over at once. The
@@ -194,7 +199,8 @@ class ReplicatedLog(CommitLog, Protocol):
     @property
     def proved_at(self) -> float: ...  # the ``uptime()`` at which the last record known to be in the log was sent
     def caught_up(self) -> list[Frame]:
-        """Return, once, the frames found by the take-over, in order, with this opener's OPENED, for a warm ledger."""
+        """Return the frames found by the take-over that the replica had not returned before, in order, then this
+        opener's OPENED: a warm ledger applies them. Later calls return nothing."""
 
     def confirm(self, timeout: float) -> None:
         """Return once a record sent after this call began is in the log: this node still led. Any thread. Raises

@@ -119,7 +119,8 @@ class Scan:
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
-    """Walk the frames of a segment to the first bad byte, from its header or from ``found.end`` on."""
+    """Walk the frames of a segment up to the first bad byte, from its header, or on from ``found``, which is extended
+    and returned."""
     found = found or Scan(header.sequence, header.position, header.epoch)
     found.what = None
     view = memoryview(data)
@@ -162,7 +163,7 @@ def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
 
 
 def _whole_frame(view: memoryview, offset: int) -> FrameHeader | None:
-    """Read the header at ``offset``; None if the data holds no whole frame there."""
+    """Return the frame header at ``offset``, not checked; None if the data holds no whole frame there."""
     if len(view) - offset < frames.HEADER_BYTES:
         return None
     frame = frames.read_header(view, offset)
@@ -200,7 +201,7 @@ def _accept(frame: FrameHeader, found: Scan) -> None:
 
 
 def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Iterator[tuple[int, FrameHeader]]:
-    """Yield (offset, header) of valid frames with a sequence above ``sequence`` anywhere after ``start``."""
+    """Yield (offset, header) of valid frames with a sequence above ``sequence`` anywhere after byte ``start``."""
     view = memoryview(data)
     raw = data.slice(start).to_pybytes()
     at = 0
@@ -215,7 +216,7 @@ def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Itera
 
 
 def is_zero(data: pa.Buffer, start: int) -> bool:
-    """Return whether only zeros follow ``start`` (a multiple of 8): space reserved and never used."""
+    """Return whether only zeros follow byte ``start`` (a multiple of 8): space reserved and never used."""
     words = (data.size - start) // 8
     rest = memoryview(data)[start + 8 * words :]
     return not np.frombuffer(data, np.uint64, words, start).any() and not any(rest)

@@ -77,7 +77,7 @@ def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
 
 
 def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
-    """Encode a snapshot file, piece by piece."""
+    """Yield the encoded snapshot file of a shard, piece by piece."""
     fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
     yield [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
     for name, table in snapshot.tables.items():
@@ -96,7 +96,8 @@ def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buf
 
 
 def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
-    """Add the table of the section at ``at``; return the offset after it."""
+    """Add the table of the section at byte ``at`` of a snapshot file to ``tables``; return the offset after it. Raises
+    Corrupt."""
     if data.size - at < _SECTION.size:
         raise DamagedLog(file, at, -1, "the file ends within a section")
     name_bytes, reserved, size, digest = _SECTION.unpack_from(data, at)

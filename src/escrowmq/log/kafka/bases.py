@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The offset at which a reader of the partition resumes."""
+        """The offset in the log's partition at which a reader of this base resumes."""
         return self.standing.offset
 
     @property
@@ -123,7 +123,8 @@ class Bases:
         self._number = 0
 
     def newest(self) -> Stored | None:
-        """Read all records and return the best base. Raises Unknown(TIMED_OUT) if the partition does not respond."""
+        """Read all records of the base's partition; return the complete base of the highest rank, None without one.
+        Raises Unknown(TIMED_OUT) if the partition does not respond."""
         end = self._begin(self._timeout)
         deadline = monotonic() + self._timeout
         while self._at < end:
@@ -147,7 +148,8 @@ class Bases:
         return self._at < end
 
     def _begin(self, seconds: float) -> int:
-        """Return the current end of the partition, and skip what was deleted."""
+        """Return the offset of the partition's end, and start over at its first record if records not yet read were
+        deleted."""
         first, end = self._partition.ends(seconds)
         if self._at < first:
             self._at, self._chunks, self._ranks = first, {}, {}
@@ -160,7 +162,8 @@ class Bases:
 
     @disk_errors()
     def fetch(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot, as a base, and the record of acts into a folder. Raises Corrupt(DAMAGED)."""
+        """Write the snapshot of ``base``, as a base, and the record of operator actions into a folder. Raises
+        Corrupt(DAMAGED)."""
         pieces, rest = self._contents(base, self._timeout), list[bytes]()
         snapshot = _first(pieces, base.manifest.snapshot_bytes, rest)
         replace_file(disk, str(SnapshotName(base.manifest.snapshot, base.manifest.sequence)), snapshot)
@@ -169,7 +172,8 @@ class Bases:
 
     @disk_errors()
     def fetch_snapshot(self, base: Stored, disk: Disk, patience: float = 30.0) -> None:
-        """Write only the snapshot into a folder, as an ordinary one. ``patience``: timeout (s) of each step."""
+        """Write only the snapshot of ``base`` into a folder, as an ordinary one. ``patience``: timeout (s) of each
+        read."""
         snapshot = _first(self._contents(base, patience), base.manifest.snapshot_bytes, [])
         replace_file(disk, str(SnapshotName(base.manifest.snapshot)), snapshot)
 
@@ -197,7 +201,8 @@ class Bases:
         return found
 
     def delete_old(self) -> None:
-        """Delete the records before the best base and before chunks that may still become a better one."""
+        """Delete the records of the base's partition before the best base and before chunks that may still become a
+        better one."""
         if (best := self.best) is not None:
             better = [id_ for id_ in self._chunks if self._ranks[id_] > best.manifest.rank]
             needed = (*best.chunks, best.offset, *(min(self._chunks[id_].values()) for id_ in better))
@@ -264,7 +269,8 @@ class Bases:
 
 
 def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[list[Chunk]]:
-    """Yield the first ``size`` bytes; add the excess of the last piece to ``rest``."""
+    """Yield the first ``size`` bytes of ``pieces``; add the excess of the last piece used to ``rest``. Raises
+    Corrupt(DAMAGED) if they are shorter."""
     while size > 0:
         piece = next(pieces, None)
         if piece is None:

@@ -109,7 +109,7 @@ class Channel:
             return self._finish(type, payload, after)
 
     def send_act(self, data: bytes) -> Round:
-        """Send bytes of the record of acts, which must be the next ones."""
+        """Send bytes of the record of operator actions, which must follow those sent before."""
         with self._send_lock:
             self._check()
             *parts, last = records.cut([memoryview(data)])
@@ -132,7 +132,8 @@ class Channel:
         return last.wait(timeout)
 
     def confirm(self, timeout: float) -> None:
-        """Return once a record sent after this call began counts: no claim preceded the call."""
+        """Return once a record sent after this call began counts: no other node claimed the log before the call. Raises
+        as :meth:`Round.wait`."""
         began = uptime()
         with self._send_lock:
             self._check()
@@ -216,7 +217,8 @@ class Channel:
             self._waiting -= 1
 
     def _pump(self, timeout: float) -> None:
-        """Process acknowledgements, waiting up to ``timeout`` seconds for the first, and evaluate what they prove."""
+        """Process acknowledgements, waiting up to ``timeout`` seconds for the first, and mark the records that these
+        prove to count. An error ends the channel."""
         try:
             for number, offset in self._partition.acknowledged(min(timeout, _SLICE)):
                 if number >= self._number:
@@ -232,7 +234,8 @@ class Channel:
             self._fail(problem)
 
     def _settle(self) -> None:
-        """Mark our next record as counting, at the next offset."""
+        """Mark our next record as counting, at the next offset, and complete its round if it is the last record of
+        one."""
         sent = self._sent.popleft()
         del self._acknowledged[sent.number]
         self._number, self._offset = self._number + 1, self._offset + 1
@@ -310,7 +313,8 @@ class Channel:
             raise error(Code.CLOSED, "the log was released")
 
     def _fail(self, problem: BaseException) -> EscrowError:
-        """Record the first reason of failure; return the error to raise."""
+        """End the channel with ``problem``, unless it has failed before; return a copy of the first failure, to be
+        raised."""
         if not isinstance(problem, EscrowError):
             problem = error(Code.LOG_FAILED, f"sending to {self._partition.name} broke off: {problem!r}", _UNKNOWN)
         elif problem.code is Code.RANGE_PURGED:  # only an owner deletes records
@@ -382,7 +386,8 @@ def _acknowledged(partition: Partition, deadline: float) -> int:
 def _follow(
     partition: Partition, fold: Fold, nonce: int, end: int, on_record: Callable[[Taken], object], deadline: float
 ) -> None:
-    """Fold up to ``end``, or to the claim with that nonce if it is earlier."""
+    """Fold records up to offset ``end``, or to the claim with that nonce if it is earlier; ``on_record`` gets each.
+    Raises Unknown(TIMED_OUT)."""
     while fold.standing.offset < end:
         found = partition.read(fold.standing.offset, end, _SLICE)
         if not found and monotonic() > deadline:
@@ -406,7 +411,7 @@ def warn_foreign(partition: str, offset: int) -> None:
 
 
 def fenced_error(offset: int, url: str) -> EscrowError:
-    """Return the error for a claim of another node."""
+    """Return the error Fenced(FENCED) for a claim of the node at ``url``, found at ``offset``."""
     message = f"another node claimed the log, at offset {offset} of its partition: {url}"
     return error(Code.FENCED, message, "this node rejects requests; it can follow the other as a standby")
 

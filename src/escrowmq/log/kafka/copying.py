@@ -47,7 +47,7 @@ class Copied(NamedTuple):
 
 @disk_errors()
 def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
-    """Copy the log of ``disk``'s folder, locked meanwhile and unchanged, into an empty partition.
+    """Copy the log of ``disk``'s folder, locked meanwhile and unchanged, into an empty partition, and verify the copy.
     Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT), Corrupt(DAMAGED); later failures leave topics that must be deleted."""
     disk.lock()
     try:
@@ -66,8 +66,9 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
 
 @disk_errors()
 def to_folder(partitions: Partitions, disk: Disk) -> Copied:
-    """Copy a partition into ``disk``'s folder, which must be empty (or hold an earlier attempt): a separate log that no
-    longer follows. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
+    """Copy a partition into ``disk``'s folder, which must be empty (or hold an earlier attempt), and verify the copy: a
+    separate log that no longer follows. Raises Misuse(NOT_A_DATA_FOLDER), Rejected(NOT_FOUND) if there is no log,
+    Corrupt(DAMAGED)."""
     replica = PartitionReplica(disk, partitions, url="")
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
@@ -124,7 +125,7 @@ def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tu
 
 
 def _stored_frames(disk: Disk, segments: tuple[StoredFile, ...]) -> Frames:
-    """Yield the checked frames of segments. Raises Corrupt with the place."""
+    """Yield sequence and bytes of each checked frame of these segment files. Raises Corrupt with the place."""
     for name, size in segments:
         data = map_file(disk, name, size)
         header = SegmentHeader.unpack(data, name)
@@ -136,7 +137,7 @@ def _stored_frames(disk: Disk, segments: tuple[StoredFile, ...]) -> Frames:
 
 
 def _send_frames(channel: Channel, frames: Frames) -> Frames:
-    """Send the frames that pass, many at once."""
+    """Yield the frames on, and send them through ``channel``, many at once; at the end wait until all count."""
     waiting, group, size = deque[Round](), list[list[memoryview]](), 0
     for sequence, frame in frames:
         group.append([frame])
@@ -154,7 +155,8 @@ def _send_frames(channel: Channel, frames: Frames) -> Frames:
 
 
 def _digest_partition(partition: Partition, base_partition: Partition, end: int) -> Copied:
-    """Digest the frames that a reader finds in a partition below offset ``end``."""
+    """Return range, size and digest of the frames that a reader finds in a partition below offset ``end``, after its
+    base."""
     fold, first = Fold(), 0
     if (base := Bases(base_partition).newest()) is not None:
         fold, first = Fold(base.manifest.standing), base.manifest.sequence

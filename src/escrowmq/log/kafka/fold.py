@@ -172,7 +172,8 @@ class Fold:
 
 
 def _walk(after: Standing, content: memoryview, found: list[tuple[int, FrameHeader]]) -> Standing:
-    """Return the state after the frames in ``content``, which must be the next ones; add their places to ``found``."""
+    """Return the state after the frames in ``content``, which must be the next ones of the log; add (offset in
+    ``content``, header) of each to ``found``. Raises Corrupt(DAMAGED, NEWER_FORMAT)."""
     offset, at = after.offset - 1, 0
     sequence, position, epoch = after.sequence, after.position, after.frame_epoch
     while at < len(content):

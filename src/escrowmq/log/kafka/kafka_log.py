@@ -144,7 +144,8 @@ class KafkaLog(Mirror):
         self.settle()
 
     def hand_over(self) -> Callable[[], None]:
-        """Send the buffer; return a function that waits until it counts. :meth:`settle` writes the mirror."""
+        """Send the buffered frames to Kafka; return a function that waits until they count. :meth:`settle` writes them
+        to the mirror."""
         self._check_usable()
         segment, end, write = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []
@@ -170,7 +171,7 @@ class KafkaLog(Mirror):
         return finish
 
     def settle(self) -> None:
-        """Write rounds that count to the mirror; do not wait for rounds in flight."""
+        """Write the rounds that count to the mirror; do not wait for rounds in flight. A failed write stops the log."""
         with self._mirror_lock:
             while self._unmirrored:
                 self._check_usable()
@@ -217,8 +218,8 @@ class KafkaLog(Mirror):
     # Retention
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position``; return how many. A thread then sends the base, the snapshot that
-        stands for them, to Kafka, and deletes the records that it replaces."""
+        """Drop whole segments below ``position``; return the number of segments dropped. A thread then sends the base,
+        the snapshot that stands for them, to Kafka, and deletes the records that it replaces."""
         dropped = super().drop_before(position)
         if (self._base_upload is None or self._base_upload.done()) and self._base_to_send() is not None:
             self._base_upload = self._base_thread.submit(self._upload_base)

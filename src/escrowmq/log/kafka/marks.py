@@ -85,8 +85,8 @@ class Marks:
         return max(found, key=lambda mark: mark.offset, default=None)
 
     def note(self, standing: Standing, *, keep: bool) -> None:
-        """Record how far the mirror is; ``keep`` this mark of the beginning of a segment, up to which retention
-        deletes."""
+        """Add a mark: the mirror holds all that a fold counted up to ``standing``. ``keep``: a segment begins there, up
+        to which retention may delete."""
         with self._lock:
             if keep and (not self._kept or standing.offset > self._kept[-1].offset):
                 self._kept.append(standing)
@@ -94,20 +94,21 @@ class Marks:
                 self._last = standing
 
     def drop_below(self, sequence: int) -> None:
-        """Drop marks not needed to resume from frame ``sequence``."""
+        """Drop the kept marks that are not needed to resume from frame ``sequence``."""
         with self._lock:
             first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
             del self._kept[: max(first, 0)]
 
     def drop_above(self, offset: int) -> None:
-        """Drop marks after an offset, which the mirror did not keep."""
+        """Drop the marks after ``offset`` of the partition: the mirror did not keep what they state."""
         with self._lock:
             self._kept = [mark for mark in self._kept if mark.offset <= offset]
             if self._last is not None and self._last.offset > offset:
                 self._last = None
 
     def save(self, *, durable: bool = False) -> None:
-        """Write the file. Not ``durable``: errors are ignored until the next write."""
+        """Write the marks to the file. Not ``durable``: nothing is synced, and errors are ignored until the next
+        write."""
         with self._lock:
             kept, last = tuple(self._kept), self._last
         content = _Content(VERSION, self._partition, boot_id(), kept, last, self._cluster)

@@ -71,7 +71,8 @@ class Mirror(SegmentLog):
         return taken
 
     def settle(self) -> None:
-        """Write the frames taken. After Overloaded or Corrupt(LOG_FAILED) the mirror must be reopened."""
+        """Write the frames taken to the file, so that any thread can read them. After Overloaded or Corrupt(LOG_FAILED)
+        the mirror must be reopened."""
         if self._durable == self.next_sequence:
             return
         try:
@@ -129,7 +130,8 @@ class Mirror(SegmentLog):
             return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
 
     def follow_base(self, position: int, fetched: SnapshotName | None) -> None:
-        """Drop what the leader dropped: frames below ``position`` and their marks. ``fetched``: a new snapshot."""
+        """Drop segments and marks below log ``position``, as the leader did. ``fetched``: a snapshot that was just
+        fetched, if any."""
         with self._reader.lock:
             self._snapshots = sorted({*self._snapshots, fetched} if fetched else self._snapshots, reverse=True)
         self.drop_before(position)

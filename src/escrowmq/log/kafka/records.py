@@ -89,7 +89,8 @@ def is_foreign(raw: bytes) -> bool:
 
 
 def read_header(raw: bytes, offset: int) -> RecordHeader:
-    """Read and check the header of the record at ``offset``, not foreign. Raises Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Read and check the header of the record at ``offset`` of the partition, one that is not foreign. Raises
+    Corrupt(DAMAGED, NEWER_FORMAT)."""
     if len(raw) < HEADER_BYTES:
         raise damage_error(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
@@ -129,7 +130,7 @@ def read(payload: Payload, type: type[_T], offset: int) -> _T:
 
 
 def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Cut chunks into record sizes without joining them: for each record, the pieces it holds."""
+    """Cut chunks of bytes to the size of records without joining them. Yields, for each record, the pieces it holds."""
     pieces, size = list[memoryview](), 0
     for chunk in chunks:
         at = 0
@@ -143,7 +144,7 @@ def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def damage_error(offset: int, message: str) -> EscrowError:
-    """Return the error for an invalid record."""
+    """Return the error Corrupt(DAMAGED) for the invalid record at ``offset`` of the partition."""
     return error(Code.DAMAGED, f"the record at offset {offset} of the partition: {message}", _HINT)
 
 

@@ -69,7 +69,8 @@ def wipe(disk: Disk) -> None:
 
 
 def sound_acts(disk: Disk, shard: int) -> int:
-    """Return the bytes of the record of acts up to the first line that is invalid or out of order."""
+    """Return how many bytes of the record of operator actions are valid: up to the first line that is invalid or out of
+    order."""
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         rest = b""
@@ -87,7 +88,8 @@ def sound_acts(disk: Disk, shard: int) -> int:
 
 
 def cut_acts(disk: Disk, size: int) -> None:
-    """Cut the record of acts to its first ``size`` bytes; the file that names its last record is rebuilt."""
+    """Cut the record of operator actions to its first ``size`` bytes; the file that names its last record is removed,
+    to be rebuilt."""
     remove(disk, [journal.LAST])
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         file.truncate(size)
@@ -125,7 +127,7 @@ def _valid_prefix(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | No
 
 
 def _valid_part(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
-    """Return a segment up to its last valid frame, and the rest to cut."""
+    """Return a segment up to its last valid frame, and the torn tail after it (None: only zeros). Cuts nothing."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
     found = scan(data, header)

@@ -123,7 +123,7 @@ class PartitionReplica:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The URLs of the nodes known to the leader."""
+        """The URLs of the nodes known to the leader, itself included."""
         return self._fold.replicas
 
     @property
@@ -202,7 +202,8 @@ class PartitionReplica:
         log.add_bytes(size, self._fold.whole)
 
     def _adopt(self) -> None:
-        """Adopt the log's shard and salt from the first claim in a mirror created before it."""
+        """If the log's claim has another shard and salt than the mirror, which was created before it, start the mirror
+        over with these. Raises Corrupt(DAMAGED) if that mirror has frames."""
         standing, log = self._fold.standing, self.log
         if (log.shard, log.salt) == (standing.shard, standing.salt):
             return
@@ -213,7 +214,7 @@ class PartitionReplica:
         self._create(SegmentHeader(standing.shard, 1, 0, 0, self._clock.now_us(), standing.salt), None)
 
     def _retain(self) -> None:
-        """Drop what the leader dropped: everything its newest base replaces."""
+        """Drop from the mirror what the leader dropped: everything that its newest base in Kafka replaces."""
         if self._bases.poll(BASE_POLL_SECONDS):
             return  # more to read: follow the log first
         self._base_checked_at, base, log = monotonic(), self._bases.best, self.log
@@ -233,7 +234,8 @@ class PartitionReplica:
     # Opening
 
     def _resume(self, marks: Marks, recovered: Recovered) -> bool:
-        """Resume from a recovered mirror; return False if no mark matches it."""
+        """Resume following at the newest mark that matches a recovered mirror; return False, with nothing changed, if
+        there is none."""
         last, header = recovered.segments[-1], recovered.segments[0].header
         mark = marks.at(last.next_sequence, sound_acts(self._disk, header.shard))
         if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):

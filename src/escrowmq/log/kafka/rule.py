@@ -29,7 +29,8 @@ class Verdict(Enum):
 
 
 def judge(owner: Owner, claims: bool, nonce: int, number: int) -> tuple[Verdict, Owner]:
-    """Return the verdict on the next record, and the owner after it. ``claims``: it is a claim of this log."""
+    """Return the verdict on the next record of the partition, which has this nonce and number, and the owner after it.
+    ``claims``: it is a claim of this log."""
     if claims and nonce != owner.nonce:
         return Verdict.CLAIMS, Owner(owner.epoch + 1, nonce, 1)
     if nonce != owner.nonce or number < owner.number:

@@ -47,7 +47,7 @@ class Query:
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """The lowest and the highest entry that can match."""
+        """The lowest and the highest entry (of a run or tail) that can match."""
         value = self.value if isinstance(self.value, bytes) else self.value.encode()
         low = hash_bytes(value) >> _HASH_SHIFT << _HASH_SHIFT
         if self.topic is None:
@@ -81,7 +81,8 @@ def _tag_of(hash_of_topic: int) -> int:
 
 
 def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
-    """Encode the entries of ids and keys of message frames, in their order, with positions relative to ``base``."""
+    """Encode the entries of message frames, ids and keys separately, in the order of their rows. Positions in them are
+    relative to ``base``."""
     starts = np.array([frame.position - base for frame in frames], np.int64)
     rows = np.array([frame.count for frame in frames], np.int64)
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
@@ -96,7 +97,7 @@ def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
 
 
 def positions_of(entries: UInt64s, base: int) -> Int64s:
-    """Return the positions of entries, in their order."""
+    """Return the log positions of entries that were encoded relative to ``base``, in their order."""
     return (entries & _POSITION).view(np.int64) + base
 
 
@@ -115,7 +116,7 @@ def _tags(topics: pa.Array) -> UInt64s | np.uint64:
 
 
 def _top(hashes: UInt64s) -> UInt64s:
-    """Keep the bits of a hash that an entry stores; modifies ``hashes``."""
+    """Return the hashes with only the bits that an entry stores; modifies ``hashes``."""
     hashes >>= np.uint64(_HASH_SHIFT)
     hashes <<= np.uint64(_HASH_SHIFT)
     return hashes

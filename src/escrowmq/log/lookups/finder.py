@@ -63,7 +63,8 @@ class Lookups:
     # Opening and closing
 
     def begin(self, end: int) -> None:
-        """Load the valid files that match the log, durable up to ``end``; the last frames form the tail."""
+        """Load the files that match the log, whose frames are durable below sequence ``end``; the last frames form the
+        tail. Starts the thread if there is work."""
         runs = self._load_runs(end)
         first, _ = self._frames.stored_from()
         done = runs[-1].extent.next_sequence if runs else first
@@ -80,7 +81,8 @@ class Lookups:
             self._wake()
 
     def _tail_start(self, done: int, end: int) -> int:
-        """Return the start of the tail, limited in frames and rows, if runs cover the frames below ``done``."""
+        """Return the sequence at which the tail begins, limited in frames and rows, if runs cover the frames below
+        ``done`` and the log ends before ``end``."""
         sequences = self._frames.message_frames(done, end)[-self._sizes.run_frames :].tolist()
         lowest = self._frames.place(end)[0] - self._sizes.run_rows
         first = bisect_left(sequences, lowest, key=lambda sequence: self._frames.place(sequence)[0])
@@ -89,7 +91,8 @@ class Lookups:
         return sequences[first] if first < len(sequences) else end
 
     def _load_runs(self, end: int) -> list[Run]:
-        """Load the runs that are valid, match the log and do not overlap; remove the others."""
+        """Open the runs that are valid, fit a log that ends before sequence ``end`` and do not overlap; delete the
+        other files."""
         found, refused = list[Run](), list[str]()
         first, _ = self._frames.stored_from()
         for name in self._disk.list():
@@ -134,7 +137,8 @@ class Lookups:
     # Events of the log
 
     def on_durable(self, frames: list[Frame], size: int, end: int) -> None:
-        """Note that message frames became durable, ``size`` bytes with other kinds, and so did all below ``end``."""
+        """Note that these message frames became durable (``size`` bytes, with frames of other kinds), and so did all
+        frames below sequence ``end``."""
         with self._changed:
             self._durable = end
             if not frames:
@@ -151,7 +155,7 @@ class Lookups:
                 self._wake()
 
     def on_dropped(self) -> None:
-        """Remove runs that cover only segments dropped by retention."""
+        """Remove runs that cover only segments that retention dropped."""
         first, _ = self._frames.stored_from()
         with self._changed:
             gone = [part for part in self._parts if extent_of(part)[1] <= first]
@@ -165,8 +169,8 @@ class Lookups:
     # Finding
 
     def find(self, query: Query, end: int, position: int) -> Iterator[Match]:
-        """Find rows below sequence ``end`` and ``position``, newest first; also unreadable frames: any row may
-        match."""
+        """Find rows below sequence ``end`` and log ``position``, newest first, frame by frame; also unreadable frames,
+        of which any row may match."""
         below = position
         while True:
             try:
@@ -223,7 +227,8 @@ class Lookups:
         return in_order(found, ends, reverse=True)
 
     def _match_frame(self, query: Query, sequence: int, rows: list[int] | None, below: int) -> Match | None:
-        """Match rows (positions, newest first; None: all) of a frame against the query."""
+        """Return which of the rows (positions, newest first; None: all) of a frame match the query and lie below
+        position ``below``; None if none does."""
         lost = False
         if (columns := self._frames.columns(sequence)) is not None:
             batch, start = columns.batch, columns.position
@@ -285,7 +290,8 @@ class Lookups:
             self._parts = order_parts(parts, self._tail.first_sequence, self._frames)
 
     def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
-        """Replace parts by ``new``; if they no longer exist, delete it and return False."""
+        """Replace parts by the run ``new`` (None: by nothing). If ``old`` parts no longer exist, delete the file of
+        ``new`` and return False."""
         with self._changed:
             if all(one in self._parts for one in old):
                 left = [part for part in self._parts if part not in old]
@@ -352,7 +358,8 @@ class Lookups:
             self._changed.notify_all()
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until durable frames are processed and nothing is to be written or merged; return whether so."""
+        """Wait up to ``timeout`` seconds until durable frames are processed and nothing is left to be written or
+        merged. Returns whether that is so, or the log is closing."""
         with self._tail_lock:
             self._grow(self._durable)
         with self._changed:

@@ -72,7 +72,7 @@ class Tail:
         self._counts[column] = end
 
     def positions(self, query: Query) -> Iterator[int]:
-        """Iterate over the positions of rows that may match, newest first, as of this call."""
+        """Return an iterator over the log positions of rows that may match, newest first, as of this call."""
         column = COLUMNS.index(query.column)
         entries = self._columns[column][: self._counts[column]]
         low, high = query.bounds
@@ -80,7 +80,7 @@ class Tail:
         return iter(positions_of(found, self.first_position)[::-1].tolist())
 
     def sorted_columns(self) -> list[list[UInt64s]]:
-        """Return the entries of ids and of keys in run order."""
+        """Return the entries of ids, and of keys, sorted as in a run, each as one piece."""
         return [[np.sort(column[:count])] for column, count in zip(self._columns, self._counts, strict=True)]
 
     def extent(self, next_position: int, last_us: int) -> Extent:
@@ -110,7 +110,7 @@ Part = Run | Tail | Gap
 
 
 def extent_of(part: Part) -> tuple[int, int]:
-    """Return the first frame of a part, and the one after its last."""
+    """Return the sequences of the first frame of a part and of the one after its last."""
     if isinstance(part, Run):
         return part.extent.first_sequence, part.extent.next_sequence
     return part.first_sequence, part.next_sequence
@@ -160,7 +160,8 @@ def _is_enough(near: list[Run], level: int, sizes: Sizes) -> bool:
 
 
 def _fits(run: Run, near: list[Run], sizes: Sizes) -> bool:
-    """Return whether a run may be merged with those after it: bounded range of positions, bounded number."""
+    """Return whether a run may be merged with ``near``, the runs after it that were chosen so far: bounded range of
+    positions, bounded number."""
     if not near:
         return True
     reach = near[0].extent.next_position - run.extent.first_position
@@ -168,7 +169,7 @@ def _fits(run: Run, near: list[Run], sizes: Sizes) -> bool:
 
 
 def _level(count: int, sizes: Sizes) -> int:
-    """Return 0 for few messages, one more for every factor of ``fanout``."""
+    """Return the merge level of a run with ``count`` messages: 0 for few, one more for every factor of ``fanout``."""
     level, count = 0, count // (sizes.run_frames * sizes.fanout)
     while count:
         level, count = level + 1, count // sizes.fanout

@@ -78,7 +78,7 @@ class RunHeader:
 
 
 def blocks_of(entries: int) -> int:
-    """Return the number of blocks for this many entries."""
+    """Return the number of blocks that hold this many entries."""
     return -(-entries // BLOCK)
 
 
@@ -122,7 +122,7 @@ class Run:
         return heapq.merge(*(self._flat(column, at, at | (codec.MOST_POSITIONS - 1)) for at in lows), reverse=True)
 
     def _flat(self, column: int, low: int, high: int) -> Iterator[int]:
-        """Yield the positions of the entries ``low`` to ``high``, which differ only in position, descending."""
+        """Yield the log positions of the entries ``low`` to ``high``, which differ only in position, highest first."""
         first, last = self._blocks(column, low, high)
         for block in range(last, first - 1, -1):
             yield from self.within(column, block, low, high)[::-1].tolist()
@@ -134,7 +134,7 @@ class Run:
         return first, int(fences.searchsorted(np.uint64(high), side="right")) - 1
 
     def within(self, column: int, block: int, low: int, high: int) -> Int64s:
-        """Return the positions of one block's entries ``low`` to ``high``, in entry order."""
+        """Return the log positions of one block's entries ``low`` to ``high``, in entry order. Raises UnsoundRun."""
         entries = self.block(column, block)
         start = int(entries.searchsorted(np.uint64(low), side="left"))
         end = int(entries.searchsorted(np.uint64(high), side="right"))

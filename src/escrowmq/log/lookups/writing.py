@@ -115,7 +115,7 @@ class _Source:
             self.ahead = np.concatenate(parts)
 
     def take(self, limit: np.uint64 | None) -> UInt64s:
-        """Take out the entries up to ``limit``; None: all."""
+        """Remove and return the entries ahead up to ``limit``, included; None: all of them."""
         count = len(self.ahead) if limit is None else int(self.ahead.searchsorted(limit, side="right"))
         taken, self.ahead = self.ahead[:count], self.ahead[count:]
         return taken

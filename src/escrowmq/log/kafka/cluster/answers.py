@@ -36,7 +36,8 @@ class ConnectionErrors:
         self.refusal: KafkaError | None = None  # the rejection by a reachable server
 
     def note(self, problem: KafkaError) -> None:
-        """Record an error; the ``error_cb`` of a client."""
+        """Record an error as a possible cause of a late response: a rejection, or the last message. It is the
+        ``error_cb`` of a client."""
         text = problem.str()
         log.debug("Kafka: %s", text)
         # a TLS error concerns the identity of a peer, or a broken connection
@@ -69,7 +70,7 @@ def rejection_error(name: str, problem: KafkaError) -> EscrowError:
 
 
 def response_error(name: str, problem: KafkaError) -> EscrowError:
-    """Return the error for an error response."""
+    """Return the error for an error response of Kafka: Denied(DENIED), Rejected(UNKNOWN_TOPIC) or DISCONNECTED."""
     if problem.code() in DENIED:
         return rejection_error(name, problem)
     if problem.code() in UNKNOWN_TOPIC:
@@ -78,13 +79,15 @@ def response_error(name: str, problem: KafkaError) -> EscrowError:
 
 
 def timeout_error(name: str, detail: str = "") -> EscrowError:
-    """Return the error for a missing response."""
+    """Return the error Unknown(TIMED_OUT) for a missing response; ``detail``: the known cause."""
     message = f"{name} does not answer{f': {detail}' if detail else ''}"
     return error(Code.TIMED_OUT, message, "is Kafka up, and is this its security.protocol?")
 
 
 def retry_until(deadline: float, name: str, call: Callable[[float], _T], errors: ConnectionErrors | None = None) -> _T:
-    """Repeat ``call`` until it succeeds: after a topic was created, or its leader changed, the first request fails."""
+    """Repeat ``call`` (with the seconds left) until it succeeds, and return its result: after a topic was created, or
+    its leader changed, the first request fails. ``deadline`` is monotonic. Raises the cause if it is permanent,
+    Unknown(TIMED_OUT) after the deadline."""
     began = time.monotonic()
     while True:
         try:

@@ -121,7 +121,8 @@ class ConfluentPartitions:
         return str(retry(requests.cluster))
 
     def _requests(self, timeout: float) -> tuple[_TopicRequests, Callable[[Callable[[float], Any]], Any]]:
-        """Return new requests, and a function that repeats one until ``timeout``."""
+        """Return an object for requests about topics, and a function that repeats one of its methods until ``timeout``
+        (s)."""
         requests = _TopicRequests(self.name, self._client, lambda: self._closed)
         return requests, partial(retry_until, time.monotonic() + timeout, self.name, errors=requests.errors)
 
@@ -278,7 +279,8 @@ class ConfluentPartition:
         log.debug("Kafka: %s", problem.str())
 
     def _on_end(self, message: str) -> EscrowError:
-        """Record the end of the producer: a new one would not know what this one has stored."""
+        """Record the first failure of the producer, after which nothing is sent: a new one would not know what this one
+        has stored. Returns the error to raise."""
         if self._failure is None and not self.closed:
             self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {message}")
         return self._failure or error(Code.CLOSED, f"{self.name} was closed")
@@ -359,7 +361,8 @@ class ConfluentPartition:
             self._next = start
 
     def _fetch(self, start: int, timeout: float) -> None:
-        """Read ahead the available records, waiting only for the first."""
+        """Read available records from the consumer into ``_ahead``, waiting up to ``timeout`` seconds only for the
+        first."""
         size, problem = 0, None
         with self._consuming:
             self._check()
@@ -377,7 +380,8 @@ class ConfluentPartition:
             self._raise_read_error(problem, start)
 
     def _raise_read_error(self, problem: KafkaError, start: int) -> None:
-        """Raise the consumer's error unless it may be temporary."""
+        """Raise the error of the consumer, which read at ``start``, unless it may be temporary: RANGE_PURGED or DAMAGED
+        if there is no record at this offset."""
         log.debug("Kafka, reading %s: %s", self.name, problem.str())
         if problem.code() in _JUMPS:
             self._next = -1  # the consumer has no position now
@@ -394,7 +398,8 @@ class ConfluentPartition:
             raise response_error(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
-        """Query through a separate connection: on the consumer's, a request waits for a fetch."""
+        """Query the offsets of the first and the next record through a separate connection: on the consumer's, a
+        request waits for a fetch."""
         self._check()
         place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
         futures = [
@@ -410,7 +415,8 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Return the timeout (s) of the client's next call, in whole ms: with less than one it does not wait at all."""
+    """Return the timeout (s) of the client's next call, at most SLICE and in whole ms: with less than one it does not
+    wait at all."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 
