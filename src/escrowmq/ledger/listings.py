@@ -42,8 +42,8 @@ def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
 
 
 def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """List topics as dicts: ``name``, ``queues`` (each with first and next offset, and bytes), and a retention of their
-    own."""
+    """List topics as dicts: ``name``; ``queues``, each with id, first and next offset, and bytes; ``retention`` and
+    ``retention_size`` if the topic has its own."""
     listed = []
     for topic in ledger.topics.by_name.values():
         indexes = [(queue_id, ledger.queue(queue_id)) for queue_id in topic.queue_ids]

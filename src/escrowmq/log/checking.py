@@ -136,8 +136,8 @@ def _check_run(run: FrameRun) -> Iterator[Damage]:
 
 
 def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
-    """Yield a damage if the index file is not the one that its segment gives. It is derived: the next opening repairs
-    it."""
+    """Yield a damage if the index file exists and is not the one that its segment gives. It is derived: the next
+    opening repairs it."""
     name = segments.index_name(run.name)
     with suppress(FileNotFoundError):
         if read_file(disk, name) != side.pack(recovery.segment_of(run.name, run.header, run.found)):

@@ -320,8 +320,9 @@ class SegmentLog(ReadableLog):
         return len(dropped)
 
     def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
-        """Make ``current`` the base of a log that begins with frame ``first``; return the bases it replaces. If the
-        rename fails, the log continues: Overloaded or Corrupt(LOG_FAILED). If it may not be durable, the log stops."""
+        """Make the snapshot ``current`` the base of a log that begins with frame ``first``; return the bases it
+        replaces, to be deleted. If the rename fails, the log continues: Overloaded or Corrupt(LOG_FAILED). If it may
+        not be durable, the log stops."""
         base = SnapshotName(current.sequence, first)
         with self._reader.lock:
             others = [s for s in self._snapshots if s not in (current, base)]

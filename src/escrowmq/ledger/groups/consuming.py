@@ -46,8 +46,8 @@ class Consuming:
 
     def decide_subscribe(self, cmd: commands.Subscribe, topics: Topics, rules: Rules) -> Decision:
         """Decide that a group is created, or that a member may join it with this subscription. ``topics``: all topics,
-        with those that this command creates. Raises BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH
-        or TOO_MANY."""
+        with those that this command creates. Answer: ``group`` (its number), ``created``, ``start``, ``max_attempts``.
+        Raises BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self.groups.by_name.get(cmd.group)) is not None:
             had, events = group.subscription, list[Event]()
@@ -138,8 +138,9 @@ class Consuming:
         return Decision(*members.decide_join(self.groups.group(cmd.group), cmd, rules, next_position))
 
     def decide_fence(self, cmd: commands.Fence, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Fence a named member: its process can no longer receive, and all messages that it holds are given back at
-        once as a failed attempt. Raises UNKNOWN_GROUP, NOT_FOUND (no such member)."""
+        """Fence a named member: its process can no longer receive, and its leases end as if they had expired, but
+        without a delay before the retry. Answer: ``member`` and ``messages``, how many it held. Raises UNKNOWN_GROUP,
+        NOT_FOUND (no such member)."""
         group = self.groups.group(cmd.group)
         member = group.members.get(member_id(group.name, cmd.instance))
         if member is None or member.name != cmd.instance:

@@ -76,8 +76,7 @@ class Again:
         return np.where((at >= 0) & (offsets < self.ends[at]), repeated, 1).astype(np.int32)
 
     def stretch(self, start: int, end: int) -> tuple[bool, int]:
-        """Return whether ``start`` is in a run, and the offset up to which this is so for all offsets: at most
-        ``end``."""
+        """Return whether ``start`` is in a run, and the next offset, at most ``end``, for which the answer differs."""
         at = int(np.searchsorted(self.ends, start, side="right"))
         if at == len(self):
             return False, end
@@ -223,7 +222,8 @@ class Cursor:
 
     def reset(self, start: int) -> None:
         """Continue delivery at ``start``, which is stored or the queue's end. Offsets from there on wait again, dead
-        letters included; leased and retrying ones below are SKIPPED. The caller ends the leases."""
+        letters included; below, leased and retrying ones are SKIPPED and dead letters stay. The caller ends the
+        leases."""
         again = self._read_handed_out(start)
         if start > self.next:
             self.advance(start, State.SKIPPED)
@@ -357,18 +357,18 @@ class Lease:
         return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
 
     def pending_from(self, offset: int) -> int:
-        """Return how many offsets from ``offset`` on are pending."""
+        """Return how many offsets of the lease from ``offset`` on are pending."""
         if self.mask is None:
             return max(self.end - offset, 0) if self.pending else 0
         return self.mask.count(PENDING, max(offset - self.start, 0))
 
     def pending_offsets(self, start: int) -> Int64s:
-        """Return the pending offsets from ``start`` on."""
+        """Return the pending offsets of the lease from ``start`` on."""
         first = max(start - self.start, 0)
         return np.flatnonzero(np.frombuffer(self.copy_mask(), np.uint8)[first:] == PENDING) + first + self.start
 
     def holds(self, offset: int) -> bool:
-        """Return whether an offset is pending."""
+        """Return whether an offset is in the lease and pending."""
         return self.start <= offset < self.end and self.copy_mask()[offset - self.start] == PENDING
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:

@@ -389,8 +389,8 @@ class Groups:
         return min(deadline, self._retry_times[0]) if self._retry_times else deadline
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """Return at most ``limit`` leases whose deadline passed, earliest first. Also drops the due times of retries
-        that passed from :attr:`wake_us`: :meth:`has_work` finds these."""
+        """Return at most ``limit`` leases whose deadline passed, earliest first. Retry times that passed no longer
+        count for :attr:`wake_us`: :meth:`has_work` finds those retries."""
         while self._retry_times and self._retry_times[0] <= now_us:
             heapq.heappop(self._retry_times)
         return self.leases.expired(now_us, limit)

@@ -86,8 +86,8 @@ def _check_topic(group: Group, topic: str) -> None:
 
 def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
     """Return the offset at which the group continues in one queue: the command's ``offset``, a ``shift`` from where it
-    is, ``place``, or the command's ``start``. All but ``offset`` are limited to what is stored; that raises
-    BAD_REQUEST."""
+    is, ``place``, or the command's ``start``. Raises BAD_REQUEST for an ``offset`` that is not stored; the others are
+    limited to what is stored."""
     if cmd.offset is not None:
         if not queue.head <= cmd.offset <= queue.end:
             stored = f"it has {queue.head} to {queue.end - 1}" if queue.end > queue.head else "it is empty"
@@ -151,8 +151,9 @@ def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Decide that a group is deleted. Answer: ``number, leased, retrying, dead_letters, members``. Raises
-    UNKNOWN_GROUP, also if its number is another; CONFLICT while messages are leased, unless forced."""
+    """Decide that a group is deleted. Answer: its ``number``, how many messages were ``leased``, ``retrying``,
+    ``dead_letters``, and how many named ``members`` it had. Raises UNKNOWN_GROUP, also if its number is another;
+    CONFLICT while messages are leased, unless forced."""
     group = groups.group(cmd.group)
     if cmd.number not in (None, group.ordinal):
         raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")

@@ -156,7 +156,7 @@ class Plan:
 
     def add_in_order(self, cursor: Cursor, queue: QueueIndex) -> None:
         """Lease retries of a queue of an ordered group: those that no earlier message of their key blocks, of one
-        attempt number. If few of them are first deliveries, take up the next messages of the queue before."""
+        attempt number. If few of them are first deliveries, first take up the next messages of the queue."""
         now_us = self.now_us
         if not order.has_work(cursor, queue.end, now_us):
             return
@@ -197,8 +197,8 @@ class Plan:
         return count
 
     def _add_fresh(self, cursor: Cursor, queue: QueueIndex) -> None:
-        """Lease messages of a queue from the cursor's ``next`` on, passing over those that the tags exclude. Their
-        attempt is 1, or ``repeated`` if they were delivered before a reset."""
+        """Lease messages of a queue from the cursor's ``next`` on, passing over those that the tags exclude; one lease
+        at most in an ordered group. Their attempt is 1, or ``repeated`` if they were delivered before a reset."""
         start, room = cursor.next, self.room
         last = min(queue.end, start + MAX_PASSED)
         while start < last and not self.full and not (self.ordered and self.room < room):

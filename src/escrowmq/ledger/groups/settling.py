@@ -91,7 +91,8 @@ class Settling:
 
     def settle(self, lease: Lease | None, start: int, count: int, act: int, delay_us: int, cause: str | None) -> Code:
         """Settle one row of a SETTLING batch: ``act`` on ``count`` messages of ``lease`` (None: unknown) from offset
-        ``start``. Returns its code. ``delay_us``: of a NACK (negative: the back-off) or an EXTEND."""
+        ``start``. Collects the events, and returns the row's code: OK, LEASE_LOST, BAD_DELAY or BAD_REQUEST.
+        ``delay_us``: of a NACK (-1: the back-off) or an EXTEND."""
         if lease is None:
             return Code.LEASE_LOST
         if (draft := self.drafts.get(lease.id)) is None:

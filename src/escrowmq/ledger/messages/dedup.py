@@ -271,7 +271,8 @@ class Dedup:
         return {"dedup": self._runs.to_table(), "dedup_topics": pa.table({"topic": column})}
 
     def restore(self, tables: dict[str, pa.Table], places: Callable[[], Places], rules: Rules) -> None:
-        """Restore :meth:`snapshot`. Ids of formats 1 and 2 had no topics: ``places`` returns them."""
+        """Restore :meth:`snapshot`. Ids of formats 1 and 2 had no topics: the function that ``places`` returns finds
+        them."""
         if "dedup_topics" not in tables:
             self._restore_without_topics(tables["dedup"], places(), rules)
             return
@@ -290,8 +291,8 @@ class Dedup:
         return next((number for number, end in enumerate(ends) if end <= sequence), -1)
 
     def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
-        """Restore an old snapshot. Ids of messages that left with retention are forgotten: sent again, they are
-        stored."""
+        """Restore an old snapshot; ``places`` finds the topics of its ids. Ids of messages that left with retention are
+        forgotten: sent again, they are stored."""
         self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
         names = ("instance", "sequence", "count", "position", "time_us")
         for instance, sequence, count, position, time_us in zip(*(old[n].to_pylist() for n in names), strict=True):

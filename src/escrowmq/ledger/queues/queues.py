@@ -105,8 +105,8 @@ class QueueIndex:
         return ends[start] if start in ends else self.offset_at(int(start))
 
     def offset_within(self, size: int) -> int:
-        """Return the lowest offset such that messages from it on have at most ``size`` bytes; it keeps at least the
-        newest message."""
+        """Return the offset from which on to keep messages, so that they have at most ``size`` bytes. Those that became
+        visible at one time are kept or dropped together; the newest are always kept."""
         times = self._times
         if not len(times):
             return self.head
@@ -114,7 +114,7 @@ class QueueIndex:
         return max(times.item("offset", min(index, len(times) - 1)), self.head)
 
     def visible_us(self, offset: int) -> int:
-        """Return when a stored offset became visible."""
+        """Return the time (µs) at which a stored offset became visible."""
         index = int(np.searchsorted(self._times["offset"], offset, side="right")) - 1
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 

@@ -193,8 +193,8 @@ class Sessions:
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
         """Decide that a session is opened, and its group created with rules if given. A process that repeats its
-        request gets its session again. Raises BAD_GROUP_NAME, TOO_MANY, NO_PERMISSION, FENCED, GROUP_RULES; GROUP_KIND
-        for a transactional session of a plain group."""
+        request gets its session again. Answer: the epoch. Raises BAD_GROUP_NAME, BAD_REQUEST, BAD_DELAY, TOO_MANY,
+        NO_PERMISSION, FENCED, GROUP_RULES; GROUP_KIND for a transactional session of a plain group."""
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
         group = self._check_group(command.group, rules)
@@ -249,7 +249,8 @@ class Sessions:
             raise error(Code.GROUP_KIND, f"producer group {command.group!r} serves plain messages", hint)
 
     def _choose_rules(self, command: OpenSession, group: int, rules: Rules) -> ProducerRules | None:
-        """Return the own rules for a new group, or None. Raises GROUP_RULES if the group exists and has others."""
+        """Return the rules that the command gives to a new group, or None. Raises GROUP_RULES if the group exists and
+        has others, BAD_REQUEST or BAD_DELAY if they are invalid."""
         if command.rules is None:
             return None
         policies.check(command.rules, rules)

@@ -81,8 +81,9 @@ class Writers:
         return [(writer, *self._last[writer]) for writer in chosen]
 
     def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
-        """Decide the commit of a numbered batch, or answer its repeat, by the rules above. Raises UNKNOWN_SESSION,
-        FENCED, GROUP_KIND, WRONG_GROUP, TOO_MANY, CONFLICT, or the code of a transaction that is not known."""
+        """Decide the commit of a numbered batch, or answer its repeat, by the rules above. Answer: ``status``, the
+        writer's ``last`` batch, the number of transactions ``rolled_back``. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND,
+        WRONG_GROUP, TOO_MANY, CONFLICT, or the code of a transaction that is not known."""
         group = self._sessions.group_of(command.session, rules, transactional=True)
         owner, last, _ = self._last.get(command.writer, (group, NONE, 0))
         if command.writer not in self._last and len(self._last) >= rules.max_writers:

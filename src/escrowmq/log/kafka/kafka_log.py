@@ -300,4 +300,4 @@ class KafkaLog(Mirror):
                 self.on_close()
 
     def _write_last(self) -> None:
-        """Do nothing: :meth:`release` has sent and written everything."""
+        """Do nothing on closing: :meth:`release` has sent and written everything."""

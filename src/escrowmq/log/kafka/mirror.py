@@ -145,15 +145,15 @@ class UnsyncedDisk(WrappedDisk):
         return _UnsyncedFile(self._disk.open(name, create=create))
 
     def sync_folder(self) -> None:
-        """Do nothing."""
+        """Do nothing: a mirror is never synced."""
 
     def lock(self) -> None:
         """Do nothing: the owner of the underlying disk has the lock."""
 
     def close(self) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing: the owner of the underlying disk closes it."""
 
 
 class _UnsyncedFile(WrappedFile):
     def sync(self) -> None:
-        """Do nothing."""
+        """Do nothing: a mirror is never synced."""
