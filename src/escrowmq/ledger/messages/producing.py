@@ -149,17 +149,13 @@ class Producing:
         rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
         return Repeats(rows, positions[rows]) if len(rows) else None
 
-    def _replaceable(
-        self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools | None
-    ) -> tuple[Int64s, Int64s]:
+    def _replaceable(self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools) -> tuple[Int64s, Int64s]:
         """Return the rows that replace an earlier prepare of their id, and the transactions (ordinals) that they
-        replace. ``leads``: rows that are the first of the batch with their id; None: all."""
+        replace. ``leads``: rows that are the first of the batch with their id."""
         none = np.empty(0, np.int64)
         if not (isinstance(command, Prepare) and command.replace):
             return none, none
-        fit = (codes == code.OK) & (found.positions != NONE) & found.halves
-        if leads is not None:
-            fit &= leads
+        fit = (codes == code.OK) & (found.positions != NONE) & found.halves & leads
         rows = np.flatnonzero(fit & pc.is_null(command.batch.column("transaction")).to_numpy(zero_copy_only=False))
         table = self.transactions
         owners = table.owner_of(found.positions[rows])
