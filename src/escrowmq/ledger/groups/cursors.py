@@ -86,7 +86,8 @@ class Again:
 
 def find_handed_out(starts: Int64s, kinds: UInt8s, end: int, more: Again) -> Again:
     """Return the offsets that members received, as runs: those of kind HANDED_OUT, then the runs of ``more``. Run n of
-    the input has the kind ``kinds[n]`` and reaches from ``starts[n]`` to the next start, the last one to ``end``."""
+    the input has the kind ``kinds[n]`` and reaches from ``starts[n]`` to the next start, the last one to ``end``; one
+    of kind EITHER belongs to the run before it."""
     starts, kinds = starts[kinds != EITHER], kinds[kinds != EITHER]
     ends, chosen = np.append(starts[1:], end)[: len(starts)], kinds == HANDED_OUT
     return Again(np.concatenate([starts[chosen], more.starts]), np.concatenate([ends[chosen], more.ends]))

@@ -57,8 +57,8 @@ class QueueIndex:
 
     @property
     def bytes_kept(self) -> int:
-        """The size of the messages still stored, in bytes. Of messages that became visible at one time, all count until
-        all are gone."""
+        """The size of the messages still stored: the bytes of their bodies, and ``ROW_BYTES`` each. Of messages that
+        became visible at one time, all count until all are gone."""
         times = self._times
         return self.bytes_total - times.item("bytes", 0) if len(times) and len(self._entries) else 0
 

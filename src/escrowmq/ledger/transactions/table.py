@@ -418,8 +418,8 @@ class TransactionTable:
         return len(self._delayed) > 0
 
     def whole_below(self, position: int) -> int:
-        """Return the highest log position, at most ``position``, that has no transaction with messages on both sides of
-        it."""
+        """Return ``position``; or, if a transaction has messages on both sides of it, the last begin of a transaction
+        before it where none has."""
         if not len(self.joined):
             return position
         firsts = self.column("first", self.joined["owner"]).astype(np.int64)
