@@ -32,7 +32,8 @@ class ActiveSegment:
 
     @classmethod
     def create(cls, disk: Disk, header: SegmentHeader, size: int, segment_bytes: int) -> PreparedSegment:
-        """Create a segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves nothing."""
+        """Create a segment under a temporary name, with room for ``size`` bytes of frames, and more up to
+        ``segment_bytes``; OSError leaves nothing."""
         temporary = segment_name(header.sequence) + TEMPORARY
         file = disk.open(temporary, create=True)
         try:
@@ -112,8 +113,8 @@ class PreparedSegment:
 
 
 def _allocate(file: File, needed: int, segment_bytes: int) -> int:
-    """Reserve ``needed`` bytes of a file, and a step more if possible, so that few syncs include a change of the file
-    size. Returns the number of bytes reserved."""
+    """Reserve ``needed`` bytes of a file, and if possible a step more (up to ``segment_bytes`` in all), so that few
+    syncs include a change of the file size. Returns the number of bytes reserved."""
     generous = max(min(needed + RESERVE_STEP, segment_bytes), needed)
     try:
         file.allocate(generous)

@@ -50,10 +50,11 @@ def open_log(
     seed: bytes | None = None,
     lookups: Sizes | None = None,
 ) -> SegmentLog:
-    """Open or create the log in ``disk``'s folder; lock the folder and append a durable OPENED frame. ``compression``
-    ("none", "lz4") is that of message frames, ``version`` that of this program; ``seed`` (12 bytes) fixes the shard id
-    and salt of a new log. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED),
-    Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is released then."""
+    """Open or create the log in ``disk``'s folder; lock the folder and append a durable OPENED frame. A new segment
+    begins after ``segment_bytes``. ``compression`` ("none", "lz4") is that of message frames, ``version`` that of this
+    program; ``seed`` (12 bytes) fixes the shard id and salt of a new log. Raises Misuse(FOLDER_IN_USE,
+    NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder
+    is released then."""
     list_own_folder(disk)  # before the lock, which creates a file
     disk.lock()
     try:

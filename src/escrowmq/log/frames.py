@@ -140,8 +140,8 @@ def encode(
     lz4: bool = False,
 ) -> list[Chunk]:
     """Encode one frame as consecutive chunks of bytes. ``synced``: all frames below this sequence are durable;
-    ``salt``: the log's seed of checksums. Raises Misuse if the batch does not match the kind's schema, or is too
-    large."""
+    ``salt``: the log's seed of checksums; ``lz4``: compress it. Raises Misuse if the batch does not match the kind's
+    schema, or is too large."""
     if isinstance(content, Packed) and not lz4:
         encoding, flags, payload = _packed_payload(content, sequence, salt)
     else:
@@ -210,7 +210,8 @@ def is_intact(data: memoryview, offset: int, header: FrameHeader, salt: int) -> 
 
 
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
-    """Decode a checked frame's batch; its columns lie in ``data`` (except LZ4). Raises Corrupt with the place."""
+    """Decode a checked frame's batch; its columns lie in ``data`` (except LZ4). Raises Corrupt with the place in
+    ``file``."""
     if header.is_newer:
         raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]

@@ -159,7 +159,8 @@ def sealed_segments(disk: Disk, headers: list[SegmentHeader], covered: int) -> l
 
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
-    """Load the last segment, cut its torn tail and make everything in it durable."""
+    """Load the last segment, cut its torn tail and make everything in it durable. Raises Corrupt if frames below
+    ``floor``, which had been durable, are missing."""
     name = files.segment_name(header.sequence)
     with closing(disk.open(name)) as file:
         data = file.map(file.size())

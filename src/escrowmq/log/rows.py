@@ -63,7 +63,7 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
 
 def salvage_frame(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
     """Build a damaged frame from what its index expects and from its bytes ``data`` (None: unavailable); damaged rows
-    have no content."""
+    have no content. ``place``: the damage."""
     kind = Kind(expected[0])
     parts = None if data is None or kind not in MESSAGES else _parts(kind, rows, data)
     good = None if parts is None else bodies.intact_rows(*parts, expected[1], salt)
@@ -146,8 +146,8 @@ def _zero(field: pa.Field) -> object:
 
 
 def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:
-    """Return the damage of requested rows by their index: each is named by its frame's ``sequences`` and its row in
-    that frame. ``damaged``: the damaged frames, by sequence."""
+    """Return the damage of requested rows by their index: each is named by its frame (``sequences``) and its row in
+    that frame (``rows``). ``damaged``: the damaged frames, by sequence."""
     found: dict[int, RowDamage] = {}
     for sequence, frame in damaged.items():
         assert frame.damage is not None  # it is one of those that do not check
@@ -162,8 +162,9 @@ def gather(
     positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """Return the PLAIN, HALF and EDITED rows at ``positions``, in order, with their frame's time as ``stored_us``
-    (last). ``columns`` selects and orders columns. Neighbouring rows of one frame are sliced: a single run is not
-    copied, several are copied once. Scattered rows are taken frame by frame, then reordered if necessary."""
+    (last). ``located``: their frames, which ``fetch`` reads by sequence. ``columns`` selects and orders columns.
+    Neighbouring rows of one frame are sliced: a single run is not copied, several are copied once. Scattered rows are
+    taken frame by frame, then reordered if necessary."""
     schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
     if not len(positions):
         return empty(schema)

@@ -51,9 +51,9 @@ def seal_header(body: bytes) -> bytes:
 
 
 def open_header(data: bytes | pa.Buffer, magic: bytes, size: int, file: str) -> bytes:
-    """Check and return the header of any of our files; ``data`` is its first LARGEST_HEADER bytes, or all of it. The
-    first 8 bytes (magic, version u16, header bytes u16) and the checksum in the last 8 bytes of the header never
-    change, so a newer version can be distinguished from damage."""
+    """Check and return the header, of ``size`` bytes, of any of our files; ``data`` is its first LARGEST_HEADER bytes,
+    or all of it. The first 8 bytes (magic, version u16, header bytes u16) and the checksum in the last 8 bytes of the
+    header never change, so a newer version can be distinguished from damage. Raises Corrupt."""
     raw = bytes(memoryview(data)[:LARGEST_HEADER])
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(file, 0, -1, "the file header is damaged")

@@ -276,8 +276,9 @@ _NO_KEYS: Int64s = np.empty(0, np.int64)
 
 
 def _plan_last(plan: receiving.Plan, met: Sequence[tuple[Cursor, QueueIndex]], attempts: int) -> bool:
-    """Add to ``plan`` the first message that is due for attempt ``attempts``, the last one, and no other message (in
-    order: with others of that attempt, as one lease). Returns whether there was one; see ``members.py``."""
+    """Add to ``plan``, from the queues ``met``, the first message that is due for attempt ``attempts``, the last one,
+    and no other message (in order: with others of that attempt, as one lease). Returns whether there was one; see
+    ``members.py``."""
     for cursor, queue in met:
         if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
             continue

@@ -227,7 +227,8 @@ class Groups:
             self._wake_at(set(dues), at.time_us)
 
     def _give_back(self, parts: Iterable[tuple[Lease, Int64s, int]], time_us: int) -> None:
-        """Return messages that no consumer received (``due_us`` is UNSEEN) to the rate of their group."""
+        """Return messages that no consumer received (parts with ``due_us`` UNSEEN) to the rate limits of their
+        groups."""
         for lease, offsets, due_us in parts:
             if due_us == UNSEEN and (bucket := self.groups[lease.group].bucket) is not None:
                 bucket.give_back(len(offsets))

@@ -120,8 +120,9 @@ def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
-    """Plan new leases, and dead letters after the last attempt, of the messages in doubt of ``member``. Lowers the
-    plan's budget and room by them; in an ordered group a lease is handed over as a whole, even beyond the budget."""
+    """Plan new leases for the messages in doubt of ``member``, and dead letters for those that had ``max_attempts``.
+    Lowers the plan's budget and room by them; in an ordered group a lease is handed over as a whole, even beyond the
+    budget."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:

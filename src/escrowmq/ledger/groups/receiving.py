@@ -93,8 +93,8 @@ class Plan:
         self._add(cursor, queue, int(chosen[0]), int(chosen[-1]) + 1, attempt, chosen)
 
     def fill(self, met: Sequence[tuple[Cursor, QueueIndex]]) -> None:
-        """Add leases of what these queues (with the group's cursors) have to deliver, until the plan is full: first due
-        retries of all queues, then other messages."""
+        """Add leases of what the queues ``met`` (each with the group's cursor) have to deliver, until the plan is full:
+        first due retries of all queues, then other messages."""
         for cursor, queue in met:
             if len(cursor.retries) and not self.full:
                 if self.ordered:

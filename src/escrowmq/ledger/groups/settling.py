@@ -157,8 +157,8 @@ class Settling:
         self._release_later(draft, end, keys)
 
     def _bury(self, draft: Draft, first: int, end: int, pending: int, reason: str) -> None:
-        """Make dead letters of the pending messages among the indexes ``first`` .. ``end``-1 of a lease; ``pending`` is
-        their number."""
+        """Make dead letters, with ``reason`` as their cause, of the pending messages among the indexes ``first`` ..
+        ``end``-1 of a lease; ``pending`` is their number."""
         keys = self._keys(draft, first, end)
         _report(self.dead, draft.lease, draft.mark(first, end, pending, TAKEN), reason)
         self._release_later(draft, end, keys)
@@ -259,8 +259,8 @@ def _report(rows: list[tuple[int, int, int, str]], lease: Lease, runs: Sequence[
 
 
 def _nothing_pending(mask: bytearray, first: int, end: int, if_acked: Code) -> Code:
-    """Return the code of a row without pending messages: ``if_acked`` if this lease acked some of them before,
-    BAD_REQUEST if none was ever in the lease, else LEASE_LOST."""
+    """Return the code of a row whose indexes ``first`` .. ``end``-1 of a lease's mask have no pending message:
+    ``if_acked`` if some were acked, BAD_REQUEST if none was ever in the lease, else LEASE_LOST."""
     if mask.count(ACKED, first, end):
         return if_acked
     return Code.BAD_REQUEST if mask.count(NOT_LEASED, first, end) == end - first else Code.LEASE_LOST

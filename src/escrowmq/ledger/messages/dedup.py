@@ -160,8 +160,8 @@ class Dedup:
     def add(
         self, ids: pa.Array, topics: Int32s | int, position: int, time_us: int, rules: Rules, *, half: bool = False
     ) -> None:
-        """Add ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one); forget old
-        ids. An id that its topic knew now stands for the newer message."""
+        """Add ids whose messages (plain or ``half``) stand at ``position``, ``position`` + 1, ... in ``topics`` (or all
+        in one); forget old ids. An id that its topic knew now stands for the newer message."""
         instances, sequences, starts = split_runs(ids)
         runs = []
         for start, end in pairwise([*starts.tolist(), len(ids)]):

@@ -59,7 +59,7 @@ class Halves:
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
     """Return the DECIDED event that gives ``state`` to the transactions whose first half messages are at the positions
-    ``first``. ``epochs``: the sessions that decided."""
+    ``first``. ``by``: who decided; ``epochs``: their sessions."""
     columns = (np.broadcast_to(np.asarray(column), len(first)) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
 

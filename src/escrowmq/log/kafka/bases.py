@@ -58,7 +58,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, header: SegmentHeader, snapshot: int, snapshot_bytes: int, standing: Standing) -> Manifest:
-        """Create the manifest of a base that ends before the segment with this header, still without chunks."""
+        """Create the manifest of a base that ends before the segment with this header, still without chunks.
+        ``snapshot``: the sequence of its snapshot; ``standing``: where its readers resume."""
         h, acts = header, standing.act_bytes
         places = h.shard, h.salt, h.epoch, h.sequence, h.position, h.created_us, snapshot
         return cls(0, *places, snapshot_bytes, acts, 0, 0, standing)
@@ -92,7 +93,7 @@ class Record(NamedTuple):
 
 
 def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview) -> bytes:
-    """Encode one record of the base's partition."""
+    """Encode one record of the base's partition: chunk ``number`` of the base ``id``, or its manifest."""
     head = _HEADER.pack(_MAGIC, VERSION, type, id, rank, number, len(payload), 0)[:_CHECKED_BYTES]
     return b"".join((head, struct.pack("<Q", checksum(head, payload)), payload))
 
@@ -247,8 +248,8 @@ class Bases:
             self.best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
     def _contents(self, base: Stored, patience: float) -> Iterator[bytes]:
-        """Yield the contents of the chunks. Raises Corrupt(DAMAGED), at the latest at the end, if their digest is
-        wrong."""
+        """Yield the contents of the chunks of ``base``, each read within ``patience`` seconds. Raises Corrupt(DAMAGED),
+        at the latest at the end, if their digest is wrong."""
         digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
         deadline = monotonic() + patience
         while expected < len(base.chunks):

@@ -179,7 +179,8 @@ class Channel:
         return self._last_round
 
     def _send(self, type: RecordType, payload: Sequence[Payload], after: Standing, ends: Round | None) -> None:
-        """Send a record under the next number. ``after``: state of the log after it, except for its own number."""
+        """Send a record under the next number. ``after``: state of the log after it, except for its own number;
+        ``ends``: the round that it completes, if any."""
         now = self._next
         place = {name: getattr(now, name) for name in ("shard", "epoch", "nonce", "number", "sequence")}
         raw = records.pack(type, *payload, **place)
@@ -244,7 +245,8 @@ class Channel:
             self.standing = sent.ends.standing = msgspec.structs.replace(sent.after, offset=self._offset)
 
     def _read_gap(self, unread: int) -> None:
-        """Read the records between our last one that counts and the next: skip void ones; a claim ends the channel."""
+        """Read the records between our last one that counts and the next, at offset ``unread`` (UNKNOWN_OFFSET: not
+        known): skip void ones; a claim ends the channel."""
         end = END if unread == UNKNOWN_OFFSET else unread
         if end < self._offset:
             raise error(Code.LOG_FAILED, f"a record was acknowledged at offset {end}, after one at {self._offset - 1}")
@@ -348,9 +350,10 @@ def claim(
     **options: Any,
 ) -> Channel:
     """Claim the log of ``partition`` and fold up to the claim; ``on_record`` gets each record read, the claim last.
-    ``url``: address of this node. ``seed``: shard and salt for a new log, random by default; if another node created it
-    first, its own apply. ``options``: those of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED,
-    NEWER_FORMAT, LOG_FAILED). After an error the partition must be closed: the claim may still arrive."""
+    ``url``: address of this node. ``silence``: seconds without a sign of it after which others may claim. ``seed``:
+    shard and salt for a new log, random by default; if another node created it first, its own apply. ``options``: those
+    of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED). After an error the
+    partition must be closed: the claim may still arrive."""
     deadline = monotonic() + timeout
     seed = seed or (secrets.randbits(32) or 1, secrets.randbits(64))
     if not fold.standing.shard:  # the log's creator chose shard and salt; a claim with others would be void

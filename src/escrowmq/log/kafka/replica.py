@@ -293,7 +293,8 @@ class PartitionReplica:
     # Taking over and closing
 
     def take_over(self, version: str, silence: float = 0.0) -> KafkaLog:
-        """Become the leader. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED) and Unknown(TIMED_OUT) close this replica."""
+        """Become the leader; others may replace it after ``silence`` seconds without a sign. Fenced(FENCED),
+        Corrupt(DAMAGED, LOG_FAILED) and Unknown(TIMED_OUT) close this replica."""
         self._check_open()
         try:
             return self._lead(version, silence)

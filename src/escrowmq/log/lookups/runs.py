@@ -122,26 +122,30 @@ class Run:
         return heapq.merge(*(self._flat(column, at, at | (codec.MOST_POSITIONS - 1)) for at in lows), reverse=True)
 
     def _flat(self, column: int, low: int, high: int) -> Iterator[int]:
-        """Yield the log positions of the entries ``low`` to ``high``, which differ only in position, highest first."""
+        """Yield the log positions of the entries ``low`` to ``high``, which differ only in position, of a column (0:
+        ids, 1: keys); highest first."""
         first, last = self._blocks(column, low, high)
         for block in range(last, first - 1, -1):
             yield from self.within(column, block, low, high)[::-1].tolist()
 
     def _blocks(self, column: int, low: int, high: int) -> tuple[int, int]:
-        """Return the first and last block that may hold entries ``low`` to ``high``; last < first if none."""
+        """Return the first and last block that may hold entries ``low`` to ``high`` of a column (0: ids, 1: keys); last
+        < first if none."""
         fences = self.fences[column]
         first = max(int(fences.searchsorted(np.uint64(low), side="right")) - 1, 0)
         return first, int(fences.searchsorted(np.uint64(high), side="right")) - 1
 
     def within(self, column: int, block: int, low: int, high: int) -> Int64s:
-        """Return the log positions of one block's entries ``low`` to ``high``, in entry order. Raises UnsoundRun."""
+        """Return the log positions of the entries ``low`` to ``high`` in one block of a column (0: ids, 1: keys), in
+        entry order. Raises UnsoundRun."""
         entries = self.block(column, block)
         start = int(entries.searchsorted(np.uint64(low), side="left"))
         end = int(entries.searchsorted(np.uint64(high), side="right"))
         return codec.positions_of(entries[start:end], self.extent.first_position)
 
     def block(self, column: int, block: int) -> UInt64s:
-        """Return the entries of one block after verifying their checksum. Raises UnsoundRun."""
+        """Return the entries of one block of a column (0: ids, 1: keys) after verifying their checksum. Raises
+        UnsoundRun."""
         entries = self.entries[column][block * BLOCK : (block + 1) * BLOCK]
         if xxhash.xxh3_64_intdigest(entries.data) != int(self.digests[column][block]):
             raise UnsoundRun(self)

@@ -24,7 +24,8 @@ _POSITION = np.uint64(MOST_POSITIONS - 1)
 def write_run(
     disk: Disk, shard: int, extent: Extent, columns: Sequence[Iterable[UInt64s]], holes: Sequence[int], *, durable: bool
 ) -> Run:
-    """Write the run of ``extent``; both ``columns`` yield sorted entries in pieces. OSError leaves nothing behind."""
+    """Write the run of ``extent``; both ``columns`` yield sorted entries in pieces. ``holes``: sequences of unreadable
+    frames; ``durable``: sync the file. OSError leaves nothing behind."""
     name = run_name(extent.first_sequence, extent.next_sequence)
     temporary = name + TEMPORARY
     try:
