@@ -28,8 +28,7 @@ class Few:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The rows as an Arrow batch. Raises ValueError, OverflowError or ArrowException if a value does not fit its
-        column."""
+        """The rows as a batch. Raises ValueError, OverflowError or ArrowException if a value does not fit."""
         arrays = [_array(column, *types) for column, types in zip(self.columns, _COLUMNS[self.kind], strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=STORED[self.kind])
 

@@ -54,8 +54,7 @@ class Keeping:
 
     def decide_retain(self, command: Retain, trimmed_position: int) -> Decision:
         """Decide how far the log may be dropped from its beginning. Answer: the position below which it may, at least
-        ``trimmed_position`` (that of the last time). Events: undecided transactions below it that expire, and
-        TRIMMED."""
+        ``trimmed_position`` (the last one). Events: undecided transactions below it that expire, and TRIMMED."""
         topics, limit = self.topics, command.limit_position
         if topics.any_own:
             limit = max(limit, command.early_position)
@@ -136,8 +135,7 @@ class Keeping:
         self.groups.apply_trim(self.topics, position)
 
     def apply_cut(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.CUT: queues drop messages below their new heads, which are EXPIRED for groups that had not
-        finished them."""
+        """Apply Kind.CUT: queues drop messages below new heads; in groups unfinished ones become EXPIRED."""
         heads = dict(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         for id, head in heads.items():
             self.topics.queues[id].trim(head)

@@ -180,8 +180,7 @@ class Ledger:
 
     def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
         """Change the state by one event of the log. ``position`` is that of its first row, ``time_us`` the broker's
-        time of it; ``rows``: the same as the batch, of an event that was decided as rows; then only the length of the
-        batch is used."""
+        time of it; ``rows``: the same as the batch, of an event decided as rows; then only its length is used."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
         if (counter := _COUNTED.get(kind)) is not None:
@@ -221,8 +220,7 @@ class Ledger:
     def _place(
         self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, sizes: Int32s, time_us: int
     ) -> None:
-        """Append messages to their queues; those whose time ``visible`` (µs) is after ``time_us`` are delayed
-        instead."""
+        """Append messages to their queues; those whose time ``visible`` is after ``time_us`` are delayed instead."""
         late = visible > time_us
         if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late], sizes[late])
@@ -355,13 +353,11 @@ class Ledger:
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def repeats_of(self, command: commands.Prepare) -> Repeats | None:
-        """Return which rows have the message id of a stored message, and the log positions of those messages; None: no
-        row."""
+        """Return the rows whose message ids are stored, and the log positions of those messages; None: no row."""
         return self._producing.repeats_of(command, self.trimmed_position)
 
     def queue_id(self, topic: str, queue: int) -> int:
-        """Return the id, unique in the shard, of queue number ``queue`` of a topic. Raises Rejected(UNKNOWN_TOPIC or
-        BAD_QUEUE)."""
+        """Return the shard-wide id of a topic's queue number ``queue``. Raises Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
         return self.topics.queue_id(topic, queue)
 
     def queue(self, queue_id: int) -> QueueIndex:
@@ -383,8 +379,7 @@ class Ledger:
         return states
 
     def open_transactions(self, session: int) -> int:
-        """Return the number of OPEN transactions (parked ones not included) of a session's producer group. From any
-        thread."""
+        """Return the number of OPEN (not PARKED) transactions of a session's producer group. From any thread."""
         return self.transactions.open.get(self.sessions.group_number(session), 0)
 
     def stats(self, now_us: int) -> dict[str, float]:

@@ -68,9 +68,8 @@ def retention_of(rules: TopicRules) -> dict[str, float]:
 
 
 def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | None) -> list[dict[str, Any]]:
-    """Return ``queue, head, end`` of one queue of a topic (``queue`` None: of all). With ``time_us`` also
-    ``offset_at``: the first offset that became visible then or later, else ``end``. Raises Rejected(UNKNOWN_TOPIC,
-    BAD_QUEUE)."""
+    """Return ``queue, head, end`` of one queue of a topic (``queue`` None: of all); with ``time_us`` also
+    ``offset_at``, the first offset visible then or later, else ``end``. Raises Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
     first = ledger.queue_id(topic, queue or 0)  # raises
     indexes = [ledger.queue(id) for id in ([first] if queue is not None else ledger.topics.queue_ids(topic))]
     at = [{} if time_us is None else {"offset_at": index.offset_at(time_us)} for index in indexes]
@@ -152,8 +151,7 @@ def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
     """Describe at most ``limit`` of the transactions that ``wanted`` selects, from behind the position ``after``, as
-    far as one step reads. Also returns the position to continue after; None: that was all. Raises UNKNOWN_GROUP,
-    BAD_REQUEST."""
+    far as one step reads; and return the position to continue after, or None. Raises UNKNOWN_GROUP, BAD_REQUEST."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -176,8 +174,7 @@ def some_transactions(
 
 def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
     """Return the row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before
-    ``end``, of at most :data:`LOOKED` transactions and about :data:`SPAN` results; and the ordinal from which to
-    continue."""
+    ``end``, of at most :data:`LOOKED` transactions and about :data:`SPAN` results; and the ordinal to continue from."""
     rows = ledger.transactions.rows
     at, found = max(start, rows.first), list[Int64s]()
     count, most = 0, min(end, max(start, rows.first) + LOOKED)
@@ -211,7 +208,7 @@ def _states(name: str) -> Sequence[int]:
 
 
 def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
-    """Describe one transaction as a dict, with the log ``positions`` of its half messages. Raises UNKNOWN_TRANSACTION,
+    """Describe one transaction, with the ``positions`` of its half messages. Raises UNKNOWN_TRANSACTION,
     WRONG_SHARD."""
     if identity.shard != ledger.shard:
         raise error(Code.WRONG_SHARD, f"{identity} lives on another broker")

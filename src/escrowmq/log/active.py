@@ -73,8 +73,7 @@ class ActiveSegment:
         return flush
 
     def seal(self) -> pa.Buffer | None:
-        """Write the buffered frames, cut the reserved tail, sync and close the file. Returns the mapped file, if it was
-        mapped."""
+        """Write the buffer, cut the reserved tail, sync and close. Returns the mapped file, if it was mapped."""
         if self._buffer:
             self._file.write_at(self._written, self._buffer)
             self._buffer = []

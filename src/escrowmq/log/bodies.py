@@ -40,8 +40,7 @@ def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes
 
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
-    """Compute as :func:`checksums`, for an encoded message whose bodies ``contents`` lie from byte ``start`` to before
-    ``end``."""
+    """Compute as :func:`checksums`, for an encoded message whose bodies ``contents`` lie from ``start`` to ``end``."""
     return _digest_others(message, start, end, sequence, salt) + b"".join(map(_digest, contents))
 
 
@@ -91,8 +90,7 @@ def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, seq
 
 
 def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bytes:
-    """Return the digest of a message without the bytes of its bodies: columns, offsets, and Arrow's description of
-    them."""
+    """Return the digest of a message without its bodies: columns, offsets, and Arrow's description of them."""
     data = batch.column(_COLUMN).buffers()[2]
     start = end = message.size
     if data is not None and data.size:

@@ -44,8 +44,7 @@ def dump(
 
 
 def findings(disk: Disk) -> Iterator[Entry]:
-    """Yield all damage that :func:`escrowmq.log.checking.check` finds in the folder, as entries like those of
-    :func:`dump`."""
+    """Yield all damage that :func:`escrowmq.log.checking.check` finds, as entries like those of :func:`dump`."""
     return map(_damage_entry, check(disk))
 
 

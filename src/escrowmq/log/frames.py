@@ -210,8 +210,7 @@ def is_intact(data: memoryview, offset: int, header: FrameHeader, salt: int) -> 
 
 
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
-    """Decode a checked frame's batch; its columns lie in ``data`` (except LZ4). Raises Corrupt with the place in
-    ``file``."""
+    """Decode a checked frame's batch; its columns lie in ``data`` (except LZ4). Raises Corrupt with the place."""
     if header.is_newer:
         raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]
@@ -233,8 +232,7 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
 
 
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
-    """Encode a batch as an LZ4-compressed message without Arrow's threads, which cost ten times as much as compressing
-    a small frame."""
+    """Encode a batch in LZ4 without Arrow's threads, which cost ten times as much as compressing a small frame."""
     sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
     start, end = batch.schema.serialize().size, sink.tell()

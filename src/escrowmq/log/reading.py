@@ -103,8 +103,7 @@ class Reader:
         return pa.RecordBatch.from_arrays([*row.columns, pa.array([time_us], pa.int64())], schema=READ_SCHEMA)
 
     def _find(self, position: int) -> tuple[Segment, int] | None:
-        """Return the segment and the index in it of the frame that holds a log position; None if no stored frame does.
-        The lock must be held."""
+        """Return segment and index in it of a log position's frame; None if it is not stored. The lock must be held."""
         segment = self.segments[max(bisect_right(self.segments, position, key=lambda s: s.header.position) - 1, 0)]
         if not segment.header.position <= position < segment.next_position:
             return None
@@ -115,8 +114,7 @@ class Reader:
             return self.segments[0].sequence, self.segments[0].header.position
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the sequence of the frame that holds a log position, and the position of the frame's first row. Raises
-        as :meth:`locate`."""
+        """Return the sequence of a log position's frame, and that frame's first position. Raises as :meth:`locate`."""
         with self.lock:
             if (found := self._find(position)) is None:
                 self._check_range(position, position)
@@ -268,8 +266,7 @@ class Reader:
         return size
 
     def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
-        """Return the first segments (never the last) below log ``position`` with only frames below the sequence
-        ``covered``."""
+        """Return the first segments (never the last) below log ``position`` and below the sequence ``covered``."""
         segments = self.segments[:-1]
         return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
 

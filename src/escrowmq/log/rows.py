@@ -52,8 +52,7 @@ Expected = tuple[int, int, int, int, int]  # frame fields from the index: kind, 
 
 
 def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """Return byte offset, size in bytes, number of rows and expected fields of a frame from the segment's index. The
-    lock must be held."""
+    """Return byte offset, size, rows and expected fields of a frame from the segment's index. The lock must be held."""
     index, at = segment.index, sequence - segment.sequence
     offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
     size = (segment.size if last else int(index.offsets[at + 1])) - offset

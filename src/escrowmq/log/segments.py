@@ -119,8 +119,7 @@ class Scan:
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
-    """Walk the frames of a segment up to the first bad byte, from its header, or on from ``found``, which is extended
-    and returned."""
+    """Walk the frames of a segment to the first bad byte, from its header, or on from ``found``, which is extended."""
     found = found or Scan(header.sequence, header.position, header.epoch)
     found.what = None
     view = memoryview(data)

@@ -96,8 +96,7 @@ def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buf
 
 
 def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
-    """Add the table of the section at byte ``at`` of a snapshot file to ``tables``; return the offset after it. Raises
-    Corrupt."""
+    """Add the table of the section at byte ``at`` to ``tables``; return the offset after it. Raises Corrupt."""
     if data.size - at < _SECTION.size:
         raise DamagedLog(file, at, -1, "the file ends within a section")
     name_bytes, reserved, size, digest = _SECTION.unpack_from(data, at)

@@ -156,8 +156,8 @@ class Consuming:
         return group.is_paused(self.topics.queues[queue_id].place.topic)
 
     def decide_settle(self, cmd: commands.Settle, rules: Rules, now_us: int) -> Decision:
-        """Decide acknowledgements row by row. Answer: a code for each row: OK, LEASE_LOST, BAD_DELAY or BAD_REQUEST.
-        Raises UNKNOWN_GROUP."""
+        """Decide acknowledgements. Answer: a code per row: OK, LEASE_LOST, BAD_DELAY, BAD_REQUEST. Raises
+        UNKNOWN_GROUP."""
         codes, events = self._settle(self.groups.group(cmd.group), rows_of(cmd.batch), rules, now_us)
         return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED))
 
@@ -216,9 +216,8 @@ class Consuming:
         return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
-        """Return the events that end at most ``limit`` expired leases: their messages are retried, or dead letters
-        after the last attempt. No attempt is counted for paused topics, nor for messages that the consumer cannot have
-        started."""
+        """Return the events that end at most ``limit`` expired leases: their messages are retried, or dead letters. No
+        attempt is counted for paused topics, nor for messages that the consumer cannot have started."""
         found: dict[int, list[Lease]] = {}
         for lease in self.groups.expired(now_us, limit):
             found.setdefault(lease.group, []).append(lease)

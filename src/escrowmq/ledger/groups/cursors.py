@@ -68,8 +68,7 @@ class Again:
         self.starts, self.ends = np.maximum(self.starts[gone:], first), self.ends[gone:]
 
     def attempts(self, offsets: Int64s, repeated: int) -> Int32s:
-        """Return the attempt of the next delivery of each of rising ``offsets``: ``repeated`` for those in a run, else
-        1."""
+        """Return the attempt of the next delivery of each of ``offsets``: ``repeated`` if it is in a run, else 1."""
         if not len(self):
             return np.ones(len(offsets), np.int32)
         at = np.searchsorted(self.starts, offsets, side="right") - 1
@@ -165,8 +164,7 @@ class Cursor:
 
     @property
     def base(self) -> int:
-        """The first offset whose state is stored on its own; the states of lower offsets are final and stored as
-        runs."""
+        """The first offset whose state is stored on its own; lower ones are final and stored as runs."""
         return self.states.first
 
     @property
@@ -176,8 +174,7 @@ class Cursor:
 
     @property
     def floor(self) -> int:
-        """The offset below which every message is in a final state (I22: only a reset lowers it). A dead letter is
-        not."""
+        """The offset below which all states are final (I22: only a reset lowers it). A dead letter is not final."""
         states = self.states["state"]
         self._floor = max(self._floor, self.base)
         while self._floor < self.next:
@@ -215,16 +212,14 @@ class Cursor:
         return self.base + int(undone.argmax()) if undone.any() else self.next
 
     def counts_from(self, start: int) -> list[int]:
-        """Return the number of offsets from ``start`` to before ``next`` in each state, as a list indexed by
-        :class:`State`."""
+        """Return the number of offsets from ``start`` to before ``next`` by state, indexed by :class:`State`."""
         starts, states = self.runs()
         lengths = np.maximum(np.append(starts[1:], self.next)[: len(starts)] - np.maximum(starts, start), 0)
         return [int(lengths[states == state].sum()) for state in range(_STATES)]
 
     def reset(self, start: int) -> None:
         """Continue delivery at ``start``, which is stored or the queue's end. Offsets from there on wait again, dead
-        letters included; below, leased and retrying ones are SKIPPED and dead letters stay. The caller ends the
-        leases."""
+        letters too; below, leased and retrying ones are SKIPPED, dead letters stay. The caller ends the leases."""
         again = self._read_handed_out(start)
         if start > self.next:
             self.advance(start, State.SKIPPED)
@@ -300,8 +295,7 @@ class Cursor:
             history["state"][0] = State.GONE
 
     def runs(self) -> tuple[Int64s, UInt8s]:
-        """Return all offsets below ``next`` as runs of equal state: the first offset of each run, and its state
-        (copies)."""
+        """Return all offsets below ``next`` as runs of equal state: the first offset of each, and its state."""
         starts, states = self._history["start"].copy(), self._history["state"].copy()
         if self.next > self.base:
             more_starts, more_states = _runs(self.states["state"])

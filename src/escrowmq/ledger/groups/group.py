@@ -30,8 +30,7 @@ class Member:
     doubted: dict[int, Lease] = field(default_factory=dict)  # leases with something in doubt, by id
 
     def note(self, lease: Lease) -> None:
-        """Add ``lease`` to ``doubted`` if pending messages of it are in doubt, else remove it. Called after each change
-        of the lease."""
+        """Add ``lease`` to ``doubted`` if pending messages of it are in doubt, else remove it, after it changed."""
         if lease.pending and lease.pending_from(lease.doubt):
             self.doubted[lease.id] = lease
         else:
@@ -134,8 +133,7 @@ class Leases:
             self._drop_stale()
 
     def end(self, lease: Lease) -> None:
-        """Remove a live lease that has no pending messages; if it acked some, remember it for repeated
-        acknowledgements."""
+        """Remove a live lease without pending messages; if it acked some, remember it for repeated acks."""
         del self.live[lease.id]
         del lease.cursor.leases[lease.id]
         if lease.mask is None or ACKED in lease.mask:

@@ -162,8 +162,7 @@ class Groups:
 
     def _take_all(self, rows: Rows, state: State) -> dict[Cursor, list[tuple[Lease, Int64s, Any]]]:
         """Take messages out of their leases, for rows of (lease id, start, count, value): those still pending get the
-        state ``state``. Returns by cursor, for each row that took some: the lease, their offsets and the row's
-        value."""
+        state ``state``. Returns by cursor, for each row that took some: lease, offsets and value."""
         found: dict[Cursor, list[tuple[Lease, Int64s, Any]]] = {}
         for id, start, count, value in rows:
             if (taken := self._take(id, start, count, TAKEN, state)) is not None:
@@ -174,8 +173,7 @@ class Groups:
         return found
 
     def _on_change(self, lease: Lease) -> None:
-        """Update the named member after messages of ``lease`` were settled or came in doubt; end the lease if none is
-        pending."""
+        """Update the named member after ``lease`` lost messages or some came in doubt; end it if none is pending."""
         group = self.groups[lease.group]
         group.note(lease)
         if not lease.pending:
@@ -227,8 +225,7 @@ class Groups:
             self._wake_at(set(dues), at.time_us)
 
     def _give_back(self, parts: Iterable[tuple[Lease, Int64s, int]], time_us: int) -> None:
-        """Return messages that no consumer received (parts with ``due_us`` UNSEEN) to the rate limits of their
-        groups."""
+        """Return messages that no consumer received (``due_us`` is UNSEEN) to the rate limits of their groups."""
         for lease, offsets, due_us in parts:
             if due_us == UNSEEN and (bucket := self.groups[lease.group].bucket) is not None:
                 bucket.give_back(len(offsets))
@@ -373,8 +370,7 @@ class Groups:
         return False
 
     def has_named_members(self, group: str) -> bool:
-        """Return whether the group has named members, so that it matters which member receives. False for an unknown
-        group."""
+        """Return whether the group exists and has named members, so that it matters which one receives."""
         return (found := self.by_name.get(group)) is not None and bool(found.members)
 
     @property
@@ -490,8 +486,7 @@ def _lease_retries(cursor: Cursor, offsets: Int64s, start: int, end: int) -> byt
 
 
 def _requeue(cursor: Cursor, offsets: Int64s, time_us: int) -> None:
-    """Turn the dead letters at rising ``offsets`` into retries that are due at ``time_us``, with their attempts counted
-    anew."""
+    """Turn dead letters at rising ``offsets`` into retries due at ``time_us``, with their attempts counted anew."""
     cursor.dead.remove(offsets)
     cursor.move(offsets, State.DEAD, State.RETRYING)
     size = len(offsets)

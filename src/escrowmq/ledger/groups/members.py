@@ -74,8 +74,7 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
 
 
 def member_of(group: Group, cmd: Receive) -> Member:
-    """Return the named member that sends a receive. Raises BAD_REQUEST if it never joined, FENCED if its epoch is not
-    the newest."""
+    """Return the named member that receives. Raises BAD_REQUEST if it never joined, FENCED if its epoch is old."""
     member = group.members.get(cmd.member)
     if member is None or cmd.epoch is None:
         hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
@@ -100,14 +99,12 @@ class Handing:
     held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)  # queue, attempt, offsets, positions
 
     def events(self, position: int) -> list[Event]:
-        """Return the DEAD event, then HANDED, each if it has rows. The first row of the first one gets log
-        ``position``."""
+        """Return the events DEAD and HANDED, if they have rows. The first row of all gets log ``position``."""
         handed = [(id, *row) for id, row in enumerate(self.rows, position + len(self.dead))]
         return [event_of_rows(kind, rows) for kind, rows in ((Kind.DEAD, self.dead), (Kind.HANDED, handed)) if rows]
 
     def pieces(self, position: int) -> list[Piece]:
-        """Return the messages of each new lease. ``position``: as of :meth:`events`; it determines the ids of the
-        leases."""
+        """Return the messages of each new lease. ``position``: as of :meth:`events`; it sets the leases' ids."""
         return [Piece(id, *messages) for id, messages in enumerate(self.held, position + len(self.dead))]
 
 
@@ -121,8 +118,7 @@ def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
     """Plan new leases for the messages in doubt of ``member``, and dead letters for those that had ``max_attempts``.
-    Lowers the plan's budget and room by them; in an ordered group a lease is handed over as a whole, even beyond the
-    budget."""
+    Lowers the plan's budget and room; in order a lease is handed over as a whole, even beyond the budget."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:
@@ -180,8 +176,7 @@ def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
 
 def find_unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
     """Return leases at their last attempt (number ``attempts``) that their member cannot have started, now that the
-    leases ``expired`` end (rule 2 of expired leases above). They may be some of these, or others of the same
-    members."""
+    leases ``expired`` end (rule 2 of expired leases above): some of these, or others of the same members."""
     over = {lease.id for lease in expired}
     held, found = _by_member(group), list[Lease]()
     for leases in (held[member] for member in dict.fromkeys(lease.member for lease in expired)):

@@ -141,8 +141,7 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_limit(groups: Groups, cmd: LimitGroup) -> Decision:
-    """Decide that a group gets these limits instead of all its earlier ones (see ``limits.py``). Raises UNKNOWN_GROUP,
-    BAD_REQUEST."""
+    """Decide that a group gets these limits and no others (see ``limits.py``). Raises UNKNOWN_GROUP, BAD_REQUEST."""
     group = groups.group(cmd.group)
     limits.check(cmd.limits)
     event = event_of(Kind.GROUP_LIMITED, [group.ordinal], [limits.dump(cmd.limits)])

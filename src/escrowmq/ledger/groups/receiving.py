@@ -64,8 +64,7 @@ class Plan:
         return self.budget <= 0 or self.room <= 0
 
     def event(self, member: int, deadline_us: int, position: int) -> list[Event]:
-        """Return the LEASED event (as a list of at most one), its first row at log ``position``. Positions are the ids
-        of leases."""
+        """Return the LEASED event in a list (empty without rows). Its first row gets log ``position``."""
         rows = [
             (id, self.group, queue_id, start, count, attempt, member, deadline_us)
             for id, (queue_id, start, count, attempt) in enumerate(self.rows, position)
@@ -73,13 +72,11 @@ class Plan:
         return [event_of_rows(Kind.LEASED, rows, keep=True)] if rows else []
 
     def pieces(self, position: int) -> list[Piece]:
-        """Return the messages of each lease. ``position``: of the first row of the LEASED event; it determines the ids
-        of leases."""
+        """Return the messages of each lease. ``position``: that of the first row of the LEASED event."""
         return [Piece(position + row, id, self.rows[row][3], *messages) for row, id, *messages in self.held]
 
     def _add(self, cursor: Cursor, queue: QueueIndex, start: int, end: int, attempt: int, chosen: Int64s) -> None:
-        """Add a lease of the offsets ``chosen`` in the range ``start`` .. ``end``-1; if none is chosen, only pass over
-        the range."""
+        """Add a lease of the offsets ``chosen`` of the range ``start`` .. ``end``-1; none chosen: only pass over it."""
         self.rows.append((cursor.queue_id, start, end - start, attempt))
         if not len(chosen):
             return

@@ -116,8 +116,7 @@ def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[
 
 
 def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
-    """Return the names of the groups that consume a topic, or left it with unfinished messages in its queues
-    ``queue_ids``."""
+    """Return the names of the groups that consume a topic, or left it with unfinished messages in ``queue_ids``."""
     return [
         group.name
         for group in groups

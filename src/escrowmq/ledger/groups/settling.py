@@ -145,8 +145,7 @@ class Settling:
 
     def fail(self, draft: Draft, first: int, end: int, pending: int, delay_us: int | None, cause: str) -> None:
         """Fail the pending messages among the indexes ``first`` .. ``end``-1 of a lease; ``pending`` is their number.
-        They are retried after ``delay_us`` (None: the back-off), or dead letters with ``cause`` after the last
-        attempt."""
+        They are retried after ``delay_us`` (None: the back-off); after the last attempt they are dead letters."""
         attempt, attempts = draft.lease.attempt, self.redelivery.attempts
         if attempt >= attempts:
             self._bury(draft, first, end, pending, f"{cause[:MAX_CAUSE]}, attempt {attempt} of {attempts}")

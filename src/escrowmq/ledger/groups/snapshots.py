@@ -170,8 +170,7 @@ def _rows(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
 
 
 def _slices(table: pa.Table) -> Callable[[int, int], list[Any]]:
-    """Return a function of (group, queue id) that returns the columns of these rows, from a table sorted by group and
-    queue."""
+    """Return a function of (group, queue id) that returns the columns of their rows, from a table sorted by these."""
     groups, queue_ids = (table.column(name).to_numpy().astype(np.int64) for name in ("group", "queue_id"))
     keys = (groups << 32) | queue_ids
     columns = [

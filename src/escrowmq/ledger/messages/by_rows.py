@@ -206,8 +206,7 @@ class ProducingRows:
         return Halves(epochs, dues, owners, begins)
 
     def _owners(self, epochs: Ints, senders: _Senders, joins: Sequence[bytes | None], rules: Rules) -> list[int] | None:
-        """Return the transaction (ordinal) that each row joins, ``NONE`` if it begins one; None if a row may not
-        join."""
+        """Return the transaction (ordinal) that each row joins, ``NONE`` if it begins one; None if one may not join."""
         table = self.transactions
         if (found := table.find_few([identity for identity in joins if identity is not None])) is None:
             return None
@@ -226,8 +225,7 @@ class ProducingRows:
         return owners
 
     def _begins(self, halves: Halves, positions: range) -> list[tuple[int, int]]:
-        """Return, for the transaction of each row, the log position of its first message and the session that began
-        it."""
+        """Return the log position of the first message of each row's transaction, and the session that began it."""
         own = zip(positions, halves.epochs, strict=True)
         if halves.owners is None:
             return list(own)
@@ -238,8 +236,7 @@ class ProducingRows:
         ]
 
     def _plain_answers(self, positions: range, queues: Ints, queue_ids: Ints, delays: Ints) -> list[tuple[Any, ...]]:
-        """Return a row of schema PRODUCED for each plain message, with the offset that it will get; delayed ones have
-        none yet."""
+        """Return a row of PRODUCED for each plain message, with its future offset; delayed ones have none yet."""
         ends = {queue_id: self.topics.queues[queue_id].end for queue_id in set(queue_ids)}
         answers: list[tuple[Any, ...]] = []
         for position, queue, queue_id, delay in zip(positions, queues, queue_ids, delays, strict=True):
@@ -305,8 +302,7 @@ def _lengthen(runs: list[list[int]], instance: int, sequence: int, count: int) -
 
 
 def _choose_queues(topics: dict[str, Topic], rows: _Rows) -> list[int] | None:
-    """Return each row's queue number: the one named, else by key, else by rotation; None if a named queue does not
-    exist."""
+    """Return each row's queue number: named, else by key, else by rotation; None if a named one does not exist."""
     size = len(rows.names)
     if len(topics) == 1 and rows.queues.count(-1) == size and rows.keys.count(None) == size:
         (topic,) = topics.values()

@@ -143,8 +143,7 @@ class Dedup:
             halves[here][newer] = self._runs["half"][row]
 
     def knows(self, instance: int, sequence: int, count: int) -> bool:
-        """Return whether one of the ``count`` ids ``sequence``, ``sequence`` + 1, ... of an instance is known, in any
-        topic."""
+        """Return whether one of ``count`` ids of an instance from ``sequence`` on is known, in any topic."""
         end = sequence + count
         return any(self._last_before(layer.get(instance), end)[0] > sequence for layer in self._layers)
 
@@ -271,8 +270,7 @@ class Dedup:
         return {"dedup": self._runs.to_table(), "dedup_topics": pa.table({"topic": column})}
 
     def restore(self, tables: dict[str, pa.Table], places: Callable[[], Places], rules: Rules) -> None:
-        """Restore :meth:`snapshot`. Ids of formats 1 and 2 had no topics: the function that ``places`` returns finds
-        them."""
+        """Restore :meth:`snapshot`. Ids of formats 1 and 2 had no topics: what ``places`` returns finds them."""
         if "dedup_topics" not in tables:
             self._restore_without_topics(tables["dedup"], places(), rules)
             return

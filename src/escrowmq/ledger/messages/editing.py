@@ -28,9 +28,8 @@ from escrowmq.schemas import STORED, Kind
 def decide_edit(
     command: EditDead, groups: Groups, topics: Topics, dedup: Dedup, rules: Rules, next_position: int
 ) -> Decision:
-    """Decide that a group gets another message in place of a dead letter; it is retried as that. Answer: OK, or
-    ALREADY_EXISTS for a repeat. Raises UNKNOWN_GROUP, NOT_FOUND, CONFLICT, MESSAGE_ID_TAKEN, or the code of an exceeded
-    limit."""
+    """Decide that a group gets another message in place of a dead letter, as a retry. Answer: OK, or ALREADY_EXISTS for
+    a repeat. Raises UNKNOWN_GROUP, NOT_FOUND, CONFLICT, MESSAGE_ID_TAKEN, or the code of an exceeded limit."""
     group = groups.group(command.group)
     queue_id, offset, batch = command.queue_id, command.offset, command.batch
     cursor, place = group.cursor(queue_id), topics.queues[queue_id].place

@@ -66,8 +66,7 @@ class Producing:
         self, command: Send | Prepare, rules: Rules, now_us: int, next_position: int, trimmed_position: int
     ) -> Decision:
         """Decide a SEND or PREPARE. Events: new topics, rollbacks of replaced transactions, the accepted messages.
-        Answer: a row of schema PRODUCED per row. ``repeats``: rows whose content is to be compared with a stored
-        message."""
+        Answer: a row of PRODUCED per row. ``repeats``: rows whose content is to be compared with a stored message."""
         half, batch, sessions = isinstance(command, Prepare), command.batch, command.sessions
         size = batch.num_rows
         codes, immunity = self._refusals(command, rules)
@@ -128,8 +127,7 @@ class Producing:
         return Decision(tuple(events), self._make_answer(answers, half), repeats)
 
     def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
-        """Return the first error code of each row or its session, and the wished time (µs) before its first check (0:
-        none)."""
+        """Return the first error code of each row, and its wished time (µs) before the first check (0: none)."""
         batch, half = command.batch, isinstance(command, Prepare)
         if half and rules.reject_transactional:
             codes = np.full(batch.num_rows, code.NO_PERMISSION, np.uint8)
@@ -142,8 +140,7 @@ class Producing:
         return _first(codes, wrong), immunity
 
     def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:
-        """Return which rows have the message id of a stored message, and the log positions of those messages; None: no
-        row."""
+        """Return the rows whose message ids are stored, and the log positions of those messages; None: no row."""
         topics = topics_of(command.batch, self.topics).numbers
         positions = self.dedup.find(command.batch.column("message_id"), topics).positions
         rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
@@ -199,8 +196,7 @@ class Producing:
         return owners
 
     def _limit_open(self, sessions: Int64s, codes: UInt8s, begins: Bools, rules: Rules) -> None:
-        """Set TOO_MANY_OPEN for rows that begin a transaction beyond the number that their producer group may have
-        open."""
+        """Set TOO_MANY_OPEN for rows that begin a transaction when their producer group has too many open."""
         rows = np.flatnonzero(begins)
         groups = self.sessions.groups_of(sessions[rows])
         for group in groups[:1].tolist() if all_equal(groups) else np.unique(groups).tolist():

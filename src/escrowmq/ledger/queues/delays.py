@@ -87,8 +87,7 @@ class Delays:
         return self._due.wake_us
 
     def queue_ids_of(self, positions: Int64s) -> Int64s:
-        """Return the queue id of each log position that has a delayed message; -1 for the others. It scans: for repeats
-        only."""
+        """Return the queue id of each delayed message, by log position; -1 for others. It scans: for repeats only."""
         waiting = np.flatnonzero(self._rows["waiting"])
         waiting = waiting[np.argsort(self._rows["position"][waiting])]
         index = locate(self._rows["position"][waiting], positions)

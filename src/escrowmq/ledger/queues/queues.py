@@ -157,8 +157,7 @@ class QueueIndex:
         self._times.trim(self._times.first + max(before, 0))
 
     def to_tables(self) -> tuple[pa.Table, pa.Table]:
-        """Return copies of two tables: position and tag of each offset, and the times at which offsets became
-        visible."""
+        """Return two tables (copies): position and tag of each offset; when offsets became visible."""
         return self._entries.to_table(), self._times.to_table()
 
     def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:

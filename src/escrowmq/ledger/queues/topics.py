@@ -177,8 +177,7 @@ class Topics:
         return Decision((self.creation([(command.name, queues)]),), {"name": command.name, "queues": queues})
 
     def creation(self, wanted: list[tuple[str, int]]) -> Event:
-        """Return the event that creates the topics ``wanted`` (name, number of queues), or adds queues to reach these
-        numbers."""
+        """Return the event that creates the topics ``wanted`` (name, number of queues), or grows them to that."""
         rows, next_id = [], len(self.queues)
         for name, queues in wanted:
             rows.append((name, queues, next_id))

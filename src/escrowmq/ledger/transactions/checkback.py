@@ -99,8 +99,7 @@ class CheckBack:
             self._due[group].done()
 
     def decide_recheck(self, ids: pa.Array) -> Decision:
-        """Decide that parked or undecided transactions are checked again from the beginning. Answer: one code per
-        row."""
+        """Decide that parked or undecided transactions are checked again from the first check. Answer: codes."""
         ordinals, codes = self._table.find_ids(ids)
         rows = np.flatnonzero(codes == code.OK)
         undecided = np.isin(self._table.column("state", ordinals[rows]), (OPEN, PARKED))
@@ -161,8 +160,7 @@ class CheckBack:
         return check_rules(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
 
     def _of(self, ordinals: Int64s, value: Callable[[CheckRules], int]) -> Int64s:
-        """Return ``value`` of the check-back rules for each transaction, by its group; the shard's if the group is
-        forgotten."""
+        """Return ``value`` of the check-back rules of each transaction's group; the shard's if it is forgotten."""
         own = self._sessions.own
         if not own:
             return np.broadcast_to(np.int64(value(check_rules(None, self._rules))), len(ordinals))
@@ -190,8 +188,7 @@ class CheckBack:
         return index
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
-        """Yield each producer group of these transactions, and which of ``ordinals`` belong to it (a mask or a
-        slice)."""
+        """Yield each producer group of transactions, and which of ``ordinals`` are its own (mask or slice)."""
         epochs = self._table.column("epoch", ordinals).astype(np.int64)
         if len(epochs) and all_equal(epochs):
             yield self._sessions.group(int(epochs[0])), slice(None)

@@ -156,8 +156,7 @@ class Ending:
 
     def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
         """Return the position up to which the log may be dropped, at most ``limit_position``, and the event (in a list)
-        that expires undecided transactions below it. Only those prepared before ``visible_us`` expire: a younger one is
-        the limit."""
+        that expires undecided transactions below it, prepared before ``visible_us``. A younger one is the limit."""
         first = self._table.rows["first"][self._table.undecided()]
         old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
         stops = first[~old]
@@ -167,7 +166,7 @@ class Ending:
 
 
 def _first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:
-    """Return the first of the rows ``deciding`` of each transaction; set the codes of later rows of it, as they find it
+    """Return the first of the rows ``deciding`` of each transaction; set the codes of later rows, which find it
     decided."""
     owners, index = np.unique(ordinals[deciding], return_index=True)
     winners = deciding[index]

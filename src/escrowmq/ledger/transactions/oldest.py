@@ -25,8 +25,7 @@ class OldestOpen:
         self._from: dict[int, int] = {}  # by group: no transaction below this ordinal is OPEN
 
     def back_to(self, ordinal: int) -> None:
-        """Let the next searches begin at ``ordinal`` at the latest, because a transaction from there on was
-        reopened."""
+        """Let the next searches begin at ``ordinal`` at the latest: a transaction from there on was reopened."""
         self._from = {group: min(at, ordinal) for group, at in self._from.items()}
 
     def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:

@@ -68,8 +68,7 @@ class Sessions:
         return self._ordinals.get(group)
 
     def kind(self, ordinal: int, rules: Rules) -> str | None:
-        """Return the messages that a group (by number) serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None:
-        not known yet."""
+        """Return what a group (by number) serves: ``"plain"``, ``"transactional"``, ``"mixed"``; None: not known."""
         own = self.own.get(ordinal)
         if own is not None and own.kind is not None:
             return own.kind
@@ -129,9 +128,8 @@ class Sessions:
         return locate(self._rows["epoch"], epochs)
 
     def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
-        """Return a code for the session of each row: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 is no session:
-        OK, or UNKNOWN_SESSION for half messages. ``transactional``: whether half or plain messages are sent, None when
-        none are."""
+        """Return a code for each row's session: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 is no session: OK,
+        or UNKNOWN_SESSION for half messages. ``transactional``: whether half messages are sent; None: no message is."""
         if len(epochs) and all_equal(epochs):
             status = self.status(int(epochs[0]), transactional=transactional, rules=rules)
             return np.full(len(epochs), status, np.uint8)
@@ -214,8 +212,7 @@ class Sessions:
         return Decision(tuple(events), self.next_epoch)
 
     def _check_group(self, name: str, rules: Rules) -> int:
-        """Return the number of a group; ``NO_GROUP`` if it does not exist and may be created. Raises BAD_GROUP_NAME,
-        TOO_MANY."""
+        """Return a group's number; ``NO_GROUP`` if it may be created. Raises BAD_GROUP_NAME, TOO_MANY."""
         if not is_name(name):
             raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
         if name not in self._ordinals and len(self.groups) >= rules.max_groups:
@@ -274,8 +271,7 @@ class Sessions:
         return Decision((_make_rules(command.group, made),), made)
 
     def apply_producers(self, batch: pa.RecordBatch) -> None:
-        """Apply Kind.PRODUCERS: set the own rules of groups. A group that loses its own kind gets one by its next
-        use."""
+        """Apply Kind.PRODUCERS: set own rules of groups. One that loses its own kind gets one by its next use."""
         for name, text in rows_of(batch):
             group, own = self._number(name), policies.load(text)
             if own.kind is None and self.own.get(group, own).kind is not None:
@@ -350,8 +346,7 @@ class Sessions:
             self._plain.add(self._rows.item("group", row))
 
     def forget(self, epochs: Int64s) -> list[int]:
-        """Remove sessions, and groups without sessions and own rules. Returns the numbers of the groups that lost their
-        last session."""
+        """Remove sessions. Returns the groups that lost their last one; those without own rules are removed."""
         rows = self._rows_of(epochs)
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
             instance = self._names.pop(epoch)

@@ -238,8 +238,7 @@ class TransactionTable:
         return ordinal
 
     def open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
-        """Return which rows from ``start`` to before ``end`` are OPEN; ``reopened``: including those that an operator
-        reopened."""
+        """Return which rows ``start`` .. ``end``-1 are OPEN; ``reopened``: those that an operator reopened, too."""
         found: Bools = self.rows["state"][start:end] == OPEN
         return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
 
@@ -263,8 +262,7 @@ class TransactionTable:
         return epochs
 
     def undecided_in(self, queue_ids: Ints) -> tuple[Int64s, int]:
-        """Return rising ordinals of the undecided transactions with messages for these queues, and the number of these
-        messages."""
+        """Return rising ordinals of undecided transactions with messages for these queues; and how many messages."""
         ordinals = self.undecided() + self.rows.first
         index, _, of_message, *_ = self.messages_of(ordinals)
         chosen = index[np.isin(of_message, queue_ids)]
@@ -312,8 +310,7 @@ class TransactionTable:
         return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
 
     def owner_of(self, positions: Int64s) -> Int64s:
-        """Return ordinals of the transactions of the half messages at these log positions; -1 where there is none (any
-        more)."""
+        """Return ordinals of the transactions of half messages, by log position; -1 where there is none (any more)."""
         owners = self.find(positions)
         joined = locate(self.joined["position"], positions)
         hit = (owners == NONE) & (joined >= 0)
@@ -322,8 +319,7 @@ class TransactionTable:
         return owners
 
     def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
-        """Return the queue ids of the half messages at these log positions; ``owners``: the ordinals of their
-        transactions."""
+        """Return the queue ids of half messages, by log position; ``owners``: ordinals of their transactions."""
         ids = self.column("queue_id", owners).astype(np.int64)
         hanging = self.column("first", owners) != positions
         ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
@@ -335,8 +331,7 @@ class TransactionTable:
         return positions, np.concatenate((self.rows["queue_id"], self.joined["queue_id"]))
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Return the producer group numbers of transactions; ``NO_GROUP`` for decided ones whose session is
-        forgotten."""
+        """Return the producer groups of transactions; ``NO_GROUP`` for decided ones whose session is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:

@@ -175,8 +175,7 @@ class Forgetting:
         return Decision(_events(idle), len(idle))
 
     def decide_forget_writer(self, command: ForgetWriter) -> Decision:
-        """Decide that a writer and all sessions of its group are forgotten. Raises NOT_FOUND; CONFLICT while something
-        is undecided."""
+        """Decide that a writer and its sessions are forgotten. Raises NOT_FOUND, CONFLICT (undecided transactions)."""
         group = self.writers.group(command.writer)
         if group is None:
             raise error(Code.NOT_FOUND, "no such writer on this broker")

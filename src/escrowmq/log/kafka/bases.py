@@ -149,8 +149,7 @@ class Bases:
         return self._at < end
 
     def _begin(self, seconds: float) -> int:
-        """Return the offset of the partition's end, and start over at its first record if records not yet read were
-        deleted."""
+        """Return the partition's end, and restart at its first record if records not yet read were deleted."""
         first, end = self._partition.ends(seconds)
         if self._at < first:
             self._at, self._chunks, self._ranks = first, {}, {}
@@ -163,8 +162,7 @@ class Bases:
 
     @disk_errors()
     def fetch(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot of ``base``, as a base, and the record of operator actions into a folder. Raises
-        Corrupt(DAMAGED)."""
+        """Write the snapshot, as a base, and the record of operator actions into a folder. Raises Corrupt(DAMAGED)."""
         pieces, rest = self._contents(base, self._timeout), list[bytes]()
         snapshot = _first(pieces, base.manifest.snapshot_bytes, rest)
         replace_file(disk, str(SnapshotName(base.manifest.snapshot, base.manifest.sequence)), snapshot)
@@ -173,8 +171,7 @@ class Bases:
 
     @disk_errors()
     def fetch_snapshot(self, base: Stored, disk: Disk, patience: float = 30.0) -> None:
-        """Write only the snapshot of ``base`` into a folder, as an ordinary one. ``patience``: timeout (s) of each
-        read."""
+        """Write only the snapshot into a folder, as an ordinary one. ``patience``: timeout (s) of each read."""
         snapshot = _first(self._contents(base, patience), base.manifest.snapshot_bytes, [])
         replace_file(disk, str(SnapshotName(base.manifest.snapshot)), snapshot)
 
@@ -202,8 +199,7 @@ class Bases:
         return found
 
     def delete_old(self) -> None:
-        """Delete the records of the base's partition before the best base and before chunks that may still become a
-        better one."""
+        """Delete records before the best base and before chunks that may still become a better one."""
         if (best := self.best) is not None:
             better = [id_ for id_ in self._chunks if self._ranks[id_] > best.manifest.rank]
             needed = (*best.chunks, best.offset, *(min(self._chunks[id_].values()) for id_ in better))

@@ -235,8 +235,7 @@ class Channel:
             self._fail(problem)
 
     def _settle(self) -> None:
-        """Mark our next record as counting, at the next offset, and complete its round if it is the last record of
-        one."""
+        """Mark our next record as counting, at the next offset, and complete its round if it is the last one."""
         sent = self._sent.popleft()
         del self._acknowledged[sent.number]
         self._number, self._offset = self._number + 1, self._offset + 1
@@ -315,8 +314,7 @@ class Channel:
             raise error(Code.CLOSED, "the log was released")
 
     def _fail(self, problem: BaseException) -> EscrowError:
-        """End the channel with ``problem``, unless it has failed before; return a copy of the first failure, to be
-        raised."""
+        """End the channel with ``problem``, unless it failed before; return a copy of the first failure."""
         if not isinstance(problem, EscrowError):
             problem = error(Code.LOG_FAILED, f"sending to {self._partition.name} broke off: {problem!r}", _UNKNOWN)
         elif problem.code is Code.RANGE_PURGED:  # only an owner deletes records

@@ -155,8 +155,7 @@ def _send_frames(channel: Channel, frames: Frames) -> Frames:
 
 
 def _digest_partition(partition: Partition, base_partition: Partition, end: int) -> Copied:
-    """Return range, size and digest of the frames that a reader finds in a partition below offset ``end``, after its
-    base."""
+    """Return range, size and digest of the frames that a reader finds in a partition below offset ``end``."""
     fold, first = Fold(), 0
     if (base := Bases(base_partition).newest()) is not None:
         fold, first = Fold(base.manifest.standing), base.manifest.sequence

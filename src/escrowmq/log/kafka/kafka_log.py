@@ -144,8 +144,7 @@ class KafkaLog(Mirror):
         self.settle()
 
     def hand_over(self) -> Callable[[], None]:
-        """Send the buffered frames to Kafka; return a function that waits until they count. :meth:`settle` writes them
-        to the mirror."""
+        """Send the buffered frames; return a function that waits until they count. :meth:`settle` mirrors them."""
         self._check_usable()
         segment, end, write = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []

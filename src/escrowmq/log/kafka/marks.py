@@ -107,8 +107,7 @@ class Marks:
                 self._last = None
 
     def save(self, *, durable: bool = False) -> None:
-        """Write the marks to the file. Not ``durable``: nothing is synced, and errors are ignored until the next
-        write."""
+        """Write the file. Not ``durable``: nothing is synced, and errors are ignored until the next write."""
         with self._lock:
             kept, last = tuple(self._kept), self._last
         content = _Content(VERSION, self._partition, boot_id(), kept, last, self._cluster)

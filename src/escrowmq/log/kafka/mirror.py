@@ -130,8 +130,7 @@ class Mirror(SegmentLog):
             return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
 
     def follow_base(self, position: int, fetched: SnapshotName | None) -> None:
-        """Drop segments and marks below log ``position``, as the leader did. ``fetched``: a snapshot that was just
-        fetched, if any."""
+        """Drop segments and marks below log ``position``, as the leader did. ``fetched``: a new snapshot."""
         with self._reader.lock:
             self._snapshots = sorted({*self._snapshots, fetched} if fetched else self._snapshots, reverse=True)
         self.drop_before(position)

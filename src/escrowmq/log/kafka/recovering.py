@@ -69,8 +69,7 @@ def wipe(disk: Disk) -> None:
 
 
 def sound_acts(disk: Disk, shard: int) -> int:
-    """Return how many bytes of the record of operator actions are valid: up to the first line that is invalid or out of
-    order."""
+    """Return the bytes of the record of operator actions up to the first line that is invalid or out of order."""
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         rest = b""
@@ -88,8 +87,7 @@ def sound_acts(disk: Disk, shard: int) -> int:
 
 
 def cut_acts(disk: Disk, size: int) -> None:
-    """Cut the record of operator actions to its first ``size`` bytes; the file that names its last record is removed,
-    to be rebuilt."""
+    """Cut the record of operator actions to ``size`` bytes; the file that names its last record is removed."""
     remove(disk, [journal.LAST])
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         file.truncate(size)

@@ -234,8 +234,7 @@ class PartitionReplica:
     # Opening
 
     def _resume(self, marks: Marks, recovered: Recovered) -> bool:
-        """Resume following at the newest mark that matches a recovered mirror; return False, with nothing changed, if
-        there is none."""
+        """Resume at the newest mark that matches a recovered mirror; without one, change nothing and return False."""
         last, header = recovered.segments[-1], recovered.segments[0].header
         mark = marks.at(last.next_sequence, sound_acts(self._disk, header.shard))
         if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):

@@ -91,8 +91,7 @@ class Lookups:
         return sequences[first] if first < len(sequences) else end
 
     def _load_runs(self, end: int) -> list[Run]:
-        """Open the runs that are valid, fit a log that ends before sequence ``end`` and do not overlap; delete the
-        other files."""
+        """Open the valid runs that fit a log which ends before ``end`` and do not overlap; delete the others."""
         found, refused = list[Run](), list[str]()
         first, _ = self._frames.stored_from()
         for name in self._disk.list():

@@ -129,8 +129,8 @@ class Run:
             yield from self.within(column, block, low, high)[::-1].tolist()
 
     def _blocks(self, column: int, low: int, high: int) -> tuple[int, int]:
-        """Return the first and last block that may hold entries ``low`` to ``high`` of a column (0: ids, 1: keys); last
-        < first if none."""
+        """Return first and last block for entries ``low`` to ``high`` of a column (0: ids, 1: keys); last < first if
+        none."""
         fences = self.fences[column]
         first = max(int(fences.searchsorted(np.uint64(low), side="right")) - 1, 0)
         return first, int(fences.searchsorted(np.uint64(high), side="right")) - 1
@@ -144,8 +144,7 @@ class Run:
         return codec.positions_of(entries[start:end], self.extent.first_position)
 
     def block(self, column: int, block: int) -> UInt64s:
-        """Return the entries of one block of a column (0: ids, 1: keys) after verifying their checksum. Raises
-        UnsoundRun."""
+        """Return one block's entries of a column (0: ids, 1: keys), their checksum verified. Raises UnsoundRun."""
         entries = self.entries[column][block * BLOCK : (block + 1) * BLOCK]
         if xxhash.xxh3_64_intdigest(entries.data) != int(self.digests[column][block]):
             raise UnsoundRun(self)

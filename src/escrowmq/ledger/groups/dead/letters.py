@@ -96,8 +96,7 @@ class Block:
         return Block(*(column[chosen] for column in self.columns))
 
     def counted(self) -> Kinds:
-        """Return the number of rows with each kind of cause, with the oldest and newest death. Cached if there are few
-        kinds."""
+        """Return the number, the oldest and newest death by kind of cause. Cached if there are few kinds."""
         if self._counted is not None:
             return self._counted
         ids, firsts, of_row = np.unique(addresses(self.kinds), return_index=True, return_inverse=True)
@@ -203,8 +202,7 @@ class DeadLetters:
             self._lasts = np.concatenate([self._lasts[:first], ends, self._lasts[last:]])
 
     def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the time of death (µs) and the attempts for each of ``offsets``; both are :data:`NOT_DEAD` where no
-        dead letter is."""
+        """Return the time of death (µs) and the attempts for each offset; both :data:`NOT_DEAD` if not dead."""
         died_us, attempts = np.full((2, len(offsets)), NOT_DEAD, np.int64)
         places = np.searchsorted(self._lasts, offsets)
         for place in np.unique(places[places < len(self.blocks)]).tolist():

@@ -128,8 +128,7 @@ class Summary:
 
 
 def summary(parts: Parts, most: int, samples: int) -> Summary:
-    """Return the ``most`` frequent kinds of causes, each with up to ``samples`` dead letters; all other kinds are
-    counted as one."""
+    """Return the ``most`` frequent kinds of causes with up to ``samples`` dead letters each, and the others as one."""
     blocks = [(queue_id, block) for queue_id, blocks in sorted(parts.items()) for block in blocks]
     if not blocks:
         return Summary(0, [], None, 0)

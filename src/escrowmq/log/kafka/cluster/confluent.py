@@ -121,8 +121,7 @@ class ConfluentPartitions:
         return str(retry(requests.cluster))
 
     def _requests(self, timeout: float) -> tuple[_TopicRequests, Callable[[Callable[[float], Any]], Any]]:
-        """Return an object for requests about topics, and a function that repeats one of its methods until ``timeout``
-        (s)."""
+        """Return an object for requests about topics, and a function that repeats one until ``timeout`` (s)."""
         requests = _TopicRequests(self.name, self._client, lambda: self._closed)
         return requests, partial(retry_until, time.monotonic() + timeout, self.name, errors=requests.errors)
 
@@ -361,8 +360,7 @@ class ConfluentPartition:
             self._next = start
 
     def _fetch(self, start: int, timeout: float) -> None:
-        """Read available records from the consumer into ``_ahead``, waiting up to ``timeout`` seconds only for the
-        first."""
+        """Read available records from the consumer into ``_ahead``, waiting ``timeout`` seconds only for the first."""
         size, problem = 0, None
         with self._consuming:
             self._check()
