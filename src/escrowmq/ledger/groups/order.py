@@ -69,8 +69,8 @@ def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, n
 
 
 def select_free(rows: Waiting, ready: Bools) -> Bools:
-    """Return which rows are ``ready`` and not behind one of their key that is not. With an unknown key all are of
-    one."""
+    """Return which rows are ``ready`` and not behind a row of their key that is not. If a key is unknown, all rows
+    count as one key."""
     late = np.flatnonzero(~ready)
     if not len(late):
         return ready
