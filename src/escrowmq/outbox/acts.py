@@ -92,10 +92,11 @@ Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
 def act_on_rows(
     engine: sa.Engine, act: str, ids: Ids, change: Change, about: Facts | None = None, **operator: Unpack[Operator]
 ) -> list[Done]:
-    """Run an action on the rows of these ids, in recorded parts of :data:`PART`; return one result per id, in order.
+    """Call ``change`` with the ids, in recorded transactions of at most :data:`PART` ids; return one result per id, in
+    order.
 
-    ``about``: details for the record. Raises as :func:`record`. Parts before the one that failed are done and recorded,
-    the others are not.
+    ``about``: details for the record. A conflict with other transactions is retried. Raises as :func:`record`. Parts
+    before the one that failed are done and recorded, the others are not.
     """
     wanted = ids_of(ids)
     all_done: list[Done] = []
@@ -154,14 +155,15 @@ def record(
 
 
 def ids_of(ids: Ids) -> list[bytes]:
-    """Convert message ids. Raises Misuse(BAD_ARGUMENT) for a single one, and for an invalid one."""
+    """Convert message ids to 16 bytes each. Raises Misuse(BAD_ARGUMENT) for a single one, and for an invalid one."""
     if isinstance(ids, str | bytes):
         raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
     return [model.message_id(identity) for identity in ids]
 
 
 def _lock_head(connection: sa.Connection) -> tuple[int, str]:
-    """Lock the head of the record until the transaction ends. Returns number and hash of the last entry."""
+    """Lock the row of ``trans_act_head`` until the transaction ends. Returns number and hash of the last record;
+    derives them from the records if that row is missing or was edited."""
     head = sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1).with_for_update()
     found = connection.execute(head).one_or_none()
     if found is None:  # it was removed
@@ -184,7 +186,8 @@ def _append(connection: sa.Connection, made: Record, previous: str) -> None:
 
 
 def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
-    """Convert a database's error for the operator. ``ending``: the transaction was about to be committed."""
+    """Return the error to raise for a database's error. ``ending``: it failed while committing, so the action may be
+    done."""
     text = in_a_line(problem)
     if dialects.is_full(problem):
         return Overloaded(Code.DISK_FULL, f"the database is full: {text}", "free space there; the act was not done")
@@ -216,12 +219,14 @@ def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: b
 
 
 def each_act(engine: sa.Engine, *, after: int = 0) -> Iterator[Act]:
-    """Iterate over all acts with numbers above ``after``, in their order, read a few at a time."""
+    """Iterate over all acts with numbers above ``after``, in their order, read a few at a time. Skips unreadable
+    records."""
     return (act for act, _ in _read_acts(engine, after))
 
 
 def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tuple[Act, int]]:
-    """Yield acts, with the lengths of their records."""
+    """Yield the acts with numbers above ``after`` (``newest``: from the last one backwards), each with the length of
+    its record in bytes. Skips unreadable records."""
     for number, line in _rows(engine, after, None, newest=newest):
         try:
             made, _, digest = parse(line)
@@ -256,7 +261,8 @@ def _head(engine: sa.Engine) -> tuple[int, str] | None:
 
 
 def _rows(engine: sa.Engine, after: int, last: int | None, *, newest: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the entries above ``after``, up to ``last`` (None: all); or the ``newest`` first.
+    """Yield number and line of the rows of ``trans_act`` with numbers above ``after``, up to ``last`` (None: all).
+    ``newest``: in descending order.
 
     Reads a few per transaction, so that none stays open for long.
     """

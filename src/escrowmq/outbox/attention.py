@@ -57,7 +57,8 @@ class Row:
 def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
-    """List rows in one state (None: in any) by ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
+    """List up to ``limit`` outbox rows in one state (None: in any), ordered by ``seq``, without bodies; the next page
+    begins ``after`` the last ``seq``."""
     wanted = _M.seq > after
     if state is not None:
         wanted &= state_is(State(state))
@@ -65,7 +66,7 @@ def list_messages(
 
 
 def show(engine: sa.Engine, message_id: str | bytes) -> Row:
-    """Return one row with its body. Raises Rejected(NOT_FOUND)."""
+    """Return the outbox row of a message, with its body. Raises Rejected(NOT_FOUND)."""
     identity = model.message_id(message_id)
     rows = _rows(engine, sa.select(trans_message, _SIZE).where(_M.id == identity))
     if not rows:
@@ -74,12 +75,14 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
 
 
 def retry(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Send WAITING, RETRYING and DISCARDED rows now, with attempts counted anew; return one result per id."""
+    """Make WAITING, RETRYING and DISCARDED rows PENDING, with attempts counted anew: the relay sends them at once.
+    Returns one result per id: OK, NOT_FOUND, or CONFLICT in another state."""
     return _act(engine, ids, "retry", operator)
 
 
 def discard(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Never send these unsent rows; they stay in the table, and :func:`retry` restores them.
+    """Never send these unsent rows; they stay in the table, and :func:`retry` restores them. Returns one result per id:
+    OK, NOT_FOUND, or CONFLICT if the state is SENT, DONE or DISCARDED.
 
     A PENDING row can be in flight at this moment: its message may still be published.
     """

@@ -27,7 +27,8 @@ T = TypeVar("T")
 def awaited(
     act: Callable[Concatenate[Any, P], T], blocking: Callable[[First], Any]
 ) -> Callable[Concatenate[First, P], Coroutine[Any, Any, T]]:
-    """Return ``act`` as a coroutine function; ``blocking`` converts its first argument from the asynchronous one."""
+    """Return ``act`` as a coroutine function, run by SQLAlchemy without blocking the event loop. ``blocking`` converts
+    its first argument from the asynchronous one."""
     signature = inspect.signature(act)
     own, *others = signature.parameters.values()
     (converted,) = inspect.signature(blocking).parameters.values()
@@ -59,12 +60,13 @@ def session_of(session: AnyAsyncSession) -> Any:
 
 
 def engine_of(engine: AsyncEngine) -> Any:
-    """Return the blocking engine inside an asynchronous one; Misuse(BAD_ARGUMENT)."""
+    """Return the blocking engine inside an asynchronous one. Raises Misuse(BAD_ARGUMENT) for another type."""
     if not isinstance(engine, AsyncEngine):
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an AsyncEngine")
     return engine.sync_engine
 
 
 def engine_or_connection_of(engine: AsyncEngine | AsyncConnection) -> Any:
-    """Return the blocking engine or connection inside an asynchronous one."""
+    """Return the blocking engine or connection inside an asynchronous one. Raises Misuse(BAD_ARGUMENT) for another
+    type, Misuse(NO_TRANSACTION) for a connection that was not started."""
     return session_of(engine) if isinstance(engine, AsyncConnection) else engine_of(engine)

@@ -45,7 +45,8 @@ _ENDED = [State.DONE.value, State.DISCARDED.value]
 
 
 def confirm_tx(session: AnySession, message: Any, to: str = DEFAULT_TOPIC) -> None:
-    """Confirm to the sender that ``message`` had its effect, through the outbox of the effect's transaction.
+    """Confirm to the sender that ``message`` had its effect: write a callback to topic ``to`` into your outbox, in the
+    transaction of ``session``, which is the effect's.
 
     ``message`` is anything with a ``message_id``, or the id. Errors as :func:`escrowmq.outbox.send_tx`.
     """
@@ -58,8 +59,8 @@ def confirm_batch_tx(session: AnySession, messages: Iterable[Any], to: str = DEF
 
 
 def report(producer: Producer, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
-    """Confirm to the sender at once; for consumers without a database. Durable when it returns; errors as
-    :meth:`Producer.send`."""
+    """Send the callbacks of messages that had their effect to topic ``to`` at once; for consumers without a database.
+    Durable when it returns; errors as :meth:`Producer.send`."""
     for body in _bodies(messages):
         producer.send(to, body)
 
@@ -74,9 +75,9 @@ def _bodies(messages: Iterable[Any]) -> Iterator[bytes]:
 
 
 def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
-    """Set the rows of these messages to DONE, in a transaction of its own; return how many were not DONE before.
+    """Set the outbox rows of these messages to DONE, in a transaction of its own; return how many rows changed.
 
-    ``ids`` as in :func:`confirm_tx`. Unknown and purged ids are skipped; discarded rows stay so. One UPDATE per
+    ``ids`` as in :func:`confirm_tx`. Unknown and purged ids, and DONE and discarded rows, are skipped. One UPDATE per
     thousand ids.
     """
     wanted, done, row = sorted({identity_of(identity) for identity in ids}), 0, trans_message.c

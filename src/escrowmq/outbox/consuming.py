@@ -41,7 +41,8 @@ class Loop:
     awaits: bool
 
     async def run(self, max_messages: int, idle_timeout: float | None) -> int:
-        """Handle batches until the consumer or the user stops. Returns the number of effects."""
+        """Handle batches until the consumer is stopped or closed, ``stop`` is set, or no message arrives for
+        ``idle_timeout`` seconds. Returns the number of effects."""
         if self.group is None:
             self.group = self.consumer.group
         effects, idle_since = 0, time.monotonic()
@@ -78,8 +79,8 @@ class Loop:
         return await result if self.awaits else result
 
     async def _handle_batch(self, batch: Any) -> int:
-        """Handle a batch in one transaction, or if that fails one by one, and acknowledge it. Returns the number of
-        effects."""
+        """Handle a batch in one transaction, or if that fails one by one, and acknowledge it; after a stop, release the
+        messages that were not handled. Returns the number of effects."""
         messages = list(batch)
         done: int | None = None
         try:
@@ -105,8 +106,8 @@ class Loop:
         return effects
 
     async def _take(self, messages: list[Any]) -> tuple[int, int]:
-        """Handle messages in one transaction. Returns how many were handled before a stop, and how many of them had an
-        effect."""
+        """Claim messages and call the handler with the new ones, in one transaction. Returns how many were processed
+        before a stop, repeats included, and how many of them were new."""
         async with AsyncExitStack() as stack:
             begin = self.database.begin()
             session = await stack.enter_async_context(begin) if self.awaits else stack.enter_context(begin)
@@ -127,8 +128,8 @@ class Loop:
         return done, sum(first[:done])
 
     async def _handle_apart(self, batch: Any) -> int:
-        """Handle each message in a transaction of its own; those that fail are redelivered. Returns the number of
-        effects."""
+        """Handle each message in a transaction of its own, and acknowledge it; those that fail are given back, and
+        after a stop the others are released. Returns the number of effects."""
         effects = 0
         for message in batch:  # in an ordered group, without those that a failure has withdrawn meanwhile
             if self._is_stopped():

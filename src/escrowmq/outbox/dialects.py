@@ -62,7 +62,7 @@ is_busy = partial(has_mark, marks=_NOT_NOW)
 
 
 def is_denied(problem: DBAPIError) -> bool:
-    """Return whether this user lacks a right."""
+    """Return whether a database's error means that this user lacks a right, or may not log in."""
     text = in_a_line(problem)
     return has_mark(problem, _DENIED) or any(word in text for word in _DENIED_WORDS)
 
@@ -97,11 +97,11 @@ def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
 
 
 def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence[Row]) -> set[bytes]:
-    """Insert those of ``rows`` whose primary key does not exist; return their values of ``column``.
+    """Insert those of ``rows`` whose primary key does not exist; return the values of ``column`` of the inserted ones.
 
-    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not report which rows of
-    an INSERT were new. There all are tried at once; if some exist, the visible ones are left out; at last, with
-    concurrent inserts, they are tried one by one. A duplicate undoes one statement only.
+    The rows have equal values in the other columns of the primary key. MariaDB and MySQL do not report which rows of an
+    INSERT were new. There all are tried at once; if some exist, the visible ones are left out; at last, with concurrent
+    inserts, they are tried one by one. A duplicate undoes one statement only.
     """
     if connection.dialect.name in ("postgresql", "sqlite"):
         insert = insert_if_absent(connection.dialect.name, column.table).returning(column)
@@ -120,7 +120,7 @@ def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence
 
 
 def _insert_all(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> bool:
-    """Insert all rows in one statement, or none; return False if one exists."""
+    """Insert all rows in one statement, or none; return False if the key of one exists already."""
     insert = sa.insert(table).inline()
     try:
         if len(rows) == 1:
@@ -201,7 +201,8 @@ class Dialect:
             yield connection
 
     def among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Return the condition that ``column`` is one of the numbers bound as ``name``, by :meth:`numbers`."""
+        """Return the condition that ``column`` is one of the numbers that the bound parameter ``name`` has, in the form
+        of :meth:`numbers`."""
         if self.name == "postgresql":
             return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger)))
         if self.name == "mysql":
@@ -210,5 +211,5 @@ class Dialect:
         return column.in_(sa.select(values.c.value))
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """Convert whole numbers for :meth:`among`."""
+        """Convert whole numbers to the value of a parameter of :meth:`among`."""
         return json.dumps(list(values)) if self.name == "sqlite" else list(values)

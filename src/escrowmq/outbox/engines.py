@@ -46,8 +46,9 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 @contextmanager
 def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
-    """Context manager: :func:`open_engine` for a command. A database that is away is Unknown(DISCONNECTED), without its
-    password. A missing SQLite file, which SQLite would create, is Misuse(NO_TABLES) unless ``make``."""
+    """Context manager: the engine of :func:`open_engine` for a command, disposed at the end. A database that is away is
+    Unknown(DISCONNECTED), without its password. A missing SQLite file, which SQLite would create, is Misuse(NO_TABLES)
+    unless ``make``."""
     engine = open_engine(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and file != ":memory:" and not file.startswith("file:") and not make and not Path(file).exists():

@@ -39,13 +39,14 @@ class Mark:
 
 
 def list_marks(engine: sa.Engine, group: str, *, limit: int = 100, after: str | bytes | None = None) -> list[Mark]:
-    """List the marks of a consumer group by id; the next page is ``after`` the last one's."""
+    """List up to ``limit`` marks of a consumer group, ordered by message id; the next page begins ``after`` the id of
+    the last one."""
     page = sa.select(trans_recv_log).limit(limit)
     return _read(engine, group, page if after is None else page.where(_SEEN.message_id > model.message_id(after)))
 
 
 def show_marks(engine: sa.Engine, group: str, ids: Ids) -> list[Mark]:
-    """Return the existing marks of up to a thousand ids."""
+    """Return the existing marks of a consumer group for up to a thousand message ids."""
     wanted = [model.message_id(identity) for identity in ids]
     return _read(engine, group, sa.select(trans_recv_log).where(_SEEN.message_id.in_(wanted)))
 
@@ -61,7 +62,7 @@ def forget_marks(
 ) -> list[Done]:
     """Remove marks: when a message is redelivered, ``group`` handles it once more. This does not redeliver it: reset
     the consumer group for that, or send the message again. ``topic``: of the messages; needed only where messages of
-    several topics have the same id."""
+    several topics have the same id. Returns one result per id: OK, or NOT_FOUND."""
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         return {identity: done for identity in part if (done := _forget(connection, group, identity, topic))}
@@ -72,7 +73,8 @@ def forget_marks(
 def settle_marks(
     engine: sa.Engine, group: str, ids: Ids, *, topic: str | None = None, **operator: Unpack[Operator]
 ) -> list[Done]:
-    """Mark messages as handled manually, so that ``group`` skips them. CONFLICT: there is a mark already.
+    """Mark messages as handled manually, so that ``group`` skips them. Returns one result per id: OK, or CONFLICT if
+    there is a mark already.
 
     ``topic``: of the messages; None: whatever their topic. A purge of old marks deletes these too: the message must not
     arrive after that.

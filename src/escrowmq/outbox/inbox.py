@@ -94,7 +94,8 @@ def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> 
 
 
 def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None:
-    """Undo claims of this transaction that returned True, because their effects will not happen in it."""
+    """Delete the marks that :func:`claim_tx` or :func:`claim_batch_tx` made in this transaction, because the effects of
+    these messages will not happen in it."""
     with transaction_of(session, trans_recv_log) as connection:
         for identity, topic in map(_name_of, messages):
             mark: sa.ColumnElement[bool] = _SEEN.message_id == identity
@@ -165,7 +166,7 @@ def consume(
 
 
 def _claim(connection: sa.Connection, group: str, names: Sequence[Name]) -> set[Name]:
-    """Mark messages; return those that had no mark."""
+    """Insert marks for messages (id and topic each); return those that ``group`` had not handled."""
     fresh: set[Name] = set()
     left = list(names)
     while left:  # once, unless an id stands here for several topics
@@ -177,7 +178,7 @@ def _claim(connection: sa.Connection, group: str, names: Sequence[Name]) -> set[
 
 
 def _claim_distinct(connection: sa.Connection, group: str, wanted: dict[bytes, str | None]) -> set[Name]:
-    """Claim as :func:`_claim` does, one message per id."""
+    """Claim as :func:`_claim` does, with one topic per id (``wanted``: topic by id; None: for every topic)."""
     new = _mark(connection, group, wanted)
     fresh: set[Name] = {(identity, wanted[identity]) for identity in new}
     known = [identity for identity, topic in wanted.items() if identity not in new and topic is not None]
@@ -216,7 +217,8 @@ def _mark(connection: sa.Connection, group: str, marks: dict[bytes, str | None])
 
 
 def forgotten(topic: str) -> str:
-    """Return the topic of a mark whose message is to be handled again; it is no valid name of a topic."""
+    """Return the text that replaces ``topic`` in a mark, so that its message is handled again; it is no valid name of a
+    topic."""
     return f"%{topic}" if len(topic) < MAX_NAME else f"%{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
 
 
@@ -226,7 +228,8 @@ def stands(topic: str | None) -> bool:
 
 
 def topic_mark(identity: bytes, topic: str) -> bytes:
-    """Return the mark of a message whose id alone marks another topic's."""
+    """Return the digest (16 bytes) that marks a message, instead of its id, where the id alone marks a message of
+    another topic."""
     return hashlib.blake2b(identity + topic.encode(), digest_size=16).digest()
 
 

@@ -24,9 +24,9 @@ def age_of(older_than: object) -> float:
 def delete_older(
     engine: sa.Engine, moment: sa.Column[int], age: float, chunk: int, *only: sa.ColumnElement[bool]
 ) -> int:
-    """Delete rows older than ``age`` seconds by the indexed column ``moment`` (microseconds). Returns how many.
+    """Delete rows whose column ``moment`` (microseconds, indexed) is more than ``age`` seconds ago. Returns how many.
 
-    About ``chunk`` rows per transaction: rows of one moment are deleted together.
+    About ``chunk`` rows per transaction: rows of one moment are deleted together. ``only``: further conditions.
     """
     deleted, start_us = 0, -1
     before_us: int | None = None

@@ -106,7 +106,7 @@ def send_batch_tx(
 
 
 def lane_of(key: str | None) -> int:
-    """Return the lane of a key, which never changes; without a key: by turns."""
+    """Return the lane (0 to 63) of a key, which never changes; without a key, the next one in turn."""
     return next(_turns) % LANES if key is None else xxhash.xxh64_intdigest(key.encode()) % LANES
 
 
@@ -146,7 +146,7 @@ def _row(content: Content, now: int) -> dict[str, Any]:
 
 
 def _chunks(found: list[Content]) -> Iterator[list[Content]]:
-    """Yield runs of at most CHUNK_ROWS rows and about CHUNK_BYTES of bodies and properties."""
+    """Split messages for one INSERT each: at most CHUNK_ROWS rows and about CHUNK_BYTES of bodies and properties."""
     start, size = 0, 0
     for at, content in enumerate(found):
         added = len(content.body) + len(content.properties or "")
@@ -182,7 +182,7 @@ def checker(settings: BrokerSettings | None) -> Checker:
 
 
 def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
-    """Check rows and convert them, with new ids where they have none.
+    """Check rows and convert them to what the table stores, with new ids where they have none. Writes nothing.
 
     Raises Misuse(BAD_ARGUMENT) for a queue, a ``check_immunity`` or a NUL character, which the table cannot store.
     """
@@ -201,7 +201,8 @@ def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
 def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) -> list[Content]:
     """Check and convert columns named as in :data:`escrowmq.schemas.OUTGOING`; ``topic`` and ``body`` are required.
 
-    Raises Rejected naming the first row over a limit, Rejected(BAD_BATCH) for wrong columns, or as :func:`contents`.
+    Returns what the table stores, one per row; writes nothing. Raises Rejected naming the first row over a limit,
+    Rejected(BAD_BATCH) for wrong columns, or as :func:`contents`.
     """
     if not data.num_rows:
         return []

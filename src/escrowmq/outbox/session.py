@@ -55,7 +55,8 @@ def transaction_of(session: AnySession, table: sa.Table) -> Iterator[sa.Connecti
 
 
 def explain(problem: DBAPIError) -> Exception:
-    """Convert a database's error; return it as it is without a special meaning (a deadlock, a lost connection, ...)."""
+    """Return the Misuse that a database's error means (no tables, another version, a failed transaction); the error
+    itself if it means none (a deadlock, a lost connection, ...)."""
     return next((Misuse(code, *texts) for marks, code, texts in _MEANINGS if has_mark(problem, marks)), problem)
 
 
@@ -79,7 +80,7 @@ def _connection(session: Any, table: sa.Table) -> sa.Connection:
 
 
 def _unusable(problem: InvalidRequestError) -> Misuse:
-    """Convert SQLAlchemy's error of an ended, failed or closed transaction."""
+    """Return Misuse(NO_TRANSACTION) for SQLAlchemy's error of an ended, failed or closed transaction."""
     hint = "roll the session back, or open a new one"
     return Misuse(Code.NO_TRANSACTION, str(problem).partition(" (Background on")[0], hint)
 

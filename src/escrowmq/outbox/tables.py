@@ -85,7 +85,7 @@ def _nullable(**kinds: Any) -> list[sa.Column[Any]]:
 
 
 def content() -> list[sa.Column[Any]]:
-    """Return the columns of a message; properties are a JSON object of texts."""
+    """Return new columns for a message (topic, key, tag, properties, body); properties are a JSON object of texts."""
     return [*_not_null(topic=NAME), *_nullable(key=KEY, tag=KEY, properties=TEXT), *_not_null(body=BODY)]
 
 
@@ -165,7 +165,8 @@ trans_act_head = _table("trans_act_head", *_primary_key(one=SMALL), *_not_null(n
 
 
 def state_is(state: State) -> sa.ColumnElement[bool]:
-    """Return the condition on ``trans_message``, in literals, which a statement needs to use a partial index."""
+    """Return the condition that a row of ``trans_message`` has this state, in literals, which a statement needs to use
+    a partial index."""
     same = trans_message.c.state == sa.literal_column(str(state.value))
     if state < State.WAITING:
         return same
@@ -173,7 +174,8 @@ def state_is(state: State) -> sa.ColumnElement[bool]:
 
 
 def _index(name: str, *columns: sa.Column[Any], on: tuple[str, ...] = (), only: Any = None) -> None:
-    """Create an index, ``on`` some databases only; of the rows for which ``only`` holds, in databases that can."""
+    """Create an index, ``on`` these kinds of database only (empty: all); where supported, of the rows for which
+    ``only`` holds."""
     partial = {} if only is None else {"postgresql_where": only, "sqlite_where": only}
     index = sa.Index(name, *columns, **partial)
     is_there: Any = lambda ddl, target, bind, dialect, **_: dialect.name in on  # noqa: E731

@@ -68,7 +68,8 @@ def bind_batch_tx(session: AnySession, transaction_ids: Any, *, branch: str = ""
 
 
 def _settle(txn: Transaction | AsyncTransaction, connection: sa.Connection, branch: str) -> None:
-    """Make ``txn`` end as this database decides."""
+    """Make the outcome of message transaction ``txn`` the one that the barrier reads from this database after the
+    block."""
     barrier = Barrier(_engine(connection), branch=branch)
     is_async = connection.dialect.is_async
     if isinstance(txn, Transaction):
@@ -85,7 +86,7 @@ def _settle(txn: Transaction | AsyncTransaction, connection: sa.Connection, bran
 
 
 def _engine(connection: sa.Connection) -> sa.Engine:
-    """Return the connection's engine, seeing the same tables."""
+    """Return the connection's engine, with the connection's translation of schemas, so that it sees the same tables."""
     names = connection.get_execution_options().get("schema_translate_map")
     return connection.engine.execution_options(schema_translate_map=names) if names else connection.engine
 
@@ -107,7 +108,9 @@ def _insert(session: AnySession, connection: sa.Connection, ids: Ids, branch: st
 
 
 def _refusal(connection: sa.Connection, ids: Ids, branch: str) -> EscrowError:
-    """Return why there is a row already; on another connection, because this one may have failed or see old rows."""
+    """Return the error to raise because one of these ids has a barrier row already: LATE_COMMIT, ALREADY_EXISTS, or
+    BAD_ARGUMENT if this transaction wrote it. Reads on another connection, because this one may have failed or see old
+    rows."""
     try:
         found = marks_of(_engine(connection), branch, 1.0).read(ids)
     except SQLAlchemyError:

@@ -60,11 +60,12 @@ class Barrier:
         self._logged = Backoff(FIRST_REPEAT, LAST_REPEAT)
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
-        """Return one :class:`~escrowmq.model.Outcome` per transaction, as uint8. ``ids``: a column, or any argument of
-        :meth:`Producer.end_batch`.
+        """Decide transactions by their barrier rows; return one :class:`~escrowmq.model.Outcome` each, as uint8. A
+        transaction without a row, and not in flight, gets the row ROLLED_BACK: it can commit no more.
 
-        COMMIT and ROLLBACK are final and durable. UNKNOWN if the database is away or locked, with occasional lines in
-        the log. Raises Misuse(NO_TABLES) without the tables.
+        ``ids``: a column, or any argument of :meth:`Producer.end_batch`. COMMIT and ROLLBACK are final and durable.
+        UNKNOWN: in flight, null, or the database is away or locked, with occasional lines in the log. Raises
+        Misuse(NO_TABLES) without the tables.
         """
         column = id_column(ids)
         known = np.flatnonzero(np.asarray(column.is_valid()))
@@ -77,11 +78,11 @@ class Barrier:
         return outcomes
 
     def decide(self, transaction_id: TransactionId | str | bytes) -> Outcome:
-        """Return the outcome of one transaction, as :meth:`decide_ids`."""
+        """Return the outcome of one transaction, as :meth:`decide_ids`; may write ROLLED_BACK as it does."""
         return Outcome(int(self.decide_ids(pa.array([id_bytes(transaction_id)], pa.binary(16)))[0]))
 
     def __call__(self, check: Check) -> Outcome:
-        """Answer a single check."""
+        """Return the outcome of the checked transaction, as :meth:`decide`."""
         return self.decide(check.transaction_id)
 
     def purge(
@@ -109,7 +110,8 @@ class Barrier:
         return sum(delete_older(each.engine, mark.decided_us, age, chunk, others) for each in self._databases)
 
     def _decide(self, ids: Ids, deadline: float) -> Outcomes:
-        """Return the outcomes of a chunk of sorted, distinct ids; UNKNOWN if the databases cannot be read."""
+        """Return the outcomes (uint8) of a chunk of sorted, distinct ids, as :meth:`decide_ids`; all UNKNOWN, with a
+        line in the log, if a database is away. Ids blocked after ``deadline`` (monotonic seconds) are UNKNOWN."""
         try:
             outcomes = self._decide_within(ids, deadline)
         except AWAY as problem:
@@ -152,14 +154,15 @@ class AsyncBarrier:
 
 
 def _combine(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-    """Combine the reasons of several databases: committed in any, rolled back in all, or unknown."""
+    """Return one reason per id from those in each database: COMMITTED in any, ROLLED_BACK in all, else 0 (unknown)."""
     marks = np.stack(found)
     rolled_back = np.where((marks == ROLLED_BACK).all(axis=0), ROLLED_BACK, 0)
     return np.where((marks == COMMITTED).any(axis=0), COMMITTED, rolled_back).astype(np.uint8)
 
 
 def need_engine(engine: object) -> sa.Engine:
-    """Return the engine. Raises Misuse(BAD_ARGUMENT) unless its pool has a connection of its own for a checker."""
+    """Return the engine. Raises Misuse(BAD_ARGUMENT) unless it is a SQLAlchemy engine whose pool can open a connection
+    for the checker alone."""
     if not isinstance(engine, sa.Engine):
         hint = "a SQLAlchemy Engine; for an AsyncEngine outbox.AsyncBarrier"
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an engine", hint)

@@ -28,12 +28,13 @@ Ids = npt.NDArray[np.bytes_]
 
 
 def as_ids(column: pa.FixedSizeBinaryArray) -> Ids:
-    """Return the ids of a column without nulls."""
+    """Convert a column of ids without nulls to a NumPy array."""
     return records(column, "S16")
 
 
 def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uint8]:
-    """Return the reason of the row of each of these ids, 0 where there is none; as the connection sees it."""
+    """Return the :class:`~escrowmq.outbox.tables.Reason` of the barrier row of each id (0: no row), as the connection
+    sees it."""
     dialect = connection.dialect.name
     query = _make_query(_uses_hex(dialect), _digits(ids))
     rows = connection.execute(query, {**_encode_packed(dialect, ids), "branch": branch}).all()
@@ -45,7 +46,8 @@ def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uin
 
 
 def insert(connection: sa.Connection, ids: Ids, branch: str, reason: int, *, strict: bool) -> None:
-    """Insert a row for each of these ids. Skip existing rows; ``strict``: fail."""
+    """Insert a barrier row with ``reason`` for each id. ``strict``: an existing row is an IntegrityError; else it
+    stays."""
     dialect = connection.dialect.name
     now_us = database_now_us(connection)
     given = {**_encode_packed(dialect, ids), "branch_": branch, "reason_": reason, "now_us": now_us}
@@ -69,7 +71,8 @@ def _digits(ids: Ids) -> int:
 
 @cache
 def _make_id_table(hexed: bool, digits: int) -> sa.Subquery:
-    """Return the ids with their numbers, as a table."""
+    """Return a subquery that cuts the bound bytes ``:ids`` (``hexed``: as hexadecimal digits) into a table of number
+    and id. ``digits``: hexadecimal digits of the highest number."""
     number = " + ".join(f"{16**place} * digit_{place}.digit" for place in range(digits))
     tables = " CROSS JOIN ".join(f"({_DIGITS}) digit_{place}" for place in range(digits))
     raw = ":ids"

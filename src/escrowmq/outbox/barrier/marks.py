@@ -59,7 +59,8 @@ class Marks(ABC):
             raise explain(problem) from problem.__cause__
 
     def close(self, ids: Ids, deadline: float) -> Reasons:
-        """Mark ids as rolled back that are neither committed nor in flight, durably; then return the reasons of all."""
+        """Insert ROLLED_BACK, durably, for ids that are neither decided nor in flight; then return the committed Reason
+        of every id (0: in flight, or the insert failed). ``deadline``: as in :meth:`insert_free`."""
         try:
             self.insert_free(ids, deadline)
         except DBAPIError as problem:
@@ -69,8 +70,9 @@ class Marks(ABC):
         return self.read(ids)
 
     def insert_free(self, ids: Ids, deadline: float) -> None:
-        """Insert rows for the ids that no transaction holds. A blocked part is split, breadth first, so that free ids
-        pass early."""
+        """Insert ROLLED_BACK for the ids that have no row and that no transaction in flight holds. A blocked part is
+        split, breadth first, so that free ids pass early. Ids still blocked after ``deadline`` (monotonic seconds) are
+        left out."""
         parts = deque([ids])
         while parts:
             part = parts.popleft()
@@ -99,11 +101,12 @@ class Marks(ABC):
 
     @abstractmethod
     def in_flight(self, ids: Ids) -> Mask:
-        """Return which ids local transactions hold right now, as far as it is visible without waiting."""
+        """Return a mask of the ids that uncommitted local transactions have bound, as far as that is visible without
+        waiting."""
 
     @abstractmethod
     def insert(self, ids: Ids) -> None:
-        """Insert ROLLED_BACK where there is no row, durably. Fails as a whole if it is blocked too long."""
+        """Insert ROLLED_BACK for ids without a row, durably. Fails as a whole if it is blocked too long."""
 
 
 class PostgresMarks(Marks):
@@ -113,7 +116,7 @@ class PostgresMarks(Marks):
     busy = frozenset({"55P03", "40P01", "40001"})  # lock timeout, deadlock, serialization failure
 
     def in_flight(self, ids: Ids) -> Mask:
-        """Read the advisory locks that ``bind_tx`` holds."""
+        """Return a mask of the ids whose advisory locks :func:`bind_tx` holds, without waiting."""
         text = sa.text(
             "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -126,7 +129,8 @@ class PostgresMarks(Marks):
         return np.isin(lock_keys(ids, self.branch).view(np.uint64), (high << np.uint64(32)) | low)
 
     def insert(self, ids: Ids) -> None:
-        """Insert marks. Waits ``ONE_WAIT`` at most; durable also where the server's commits are not by default."""
+        """Insert ROLLED_BACK for ids without a row. Waits ``ONE_WAIT`` seconds at most; durable also where the server's
+        commits are not by default."""
         settings = sa.text(
             "SELECT set_config('lock_timeout', :wait, true), set_config('synchronous_commit',"
             " CASE old WHEN 'off' THEN 'on' ELSE old END, true) FROM current_setting('synchronous_commit') AS old"
@@ -150,11 +154,12 @@ class MariaMarks(Marks):
         return self._read_at(ids, "READ COMMITTED")
 
     def in_flight(self, ids: Ids) -> Mask:
-        """Read uncommitted rows."""
+        """Return a mask of the ids that have a row, committed or not (a dirty read)."""
         return self._read_at(ids, "READ UNCOMMITTED") > 0
 
     def insert(self, ids: Ids) -> None:
-        """Insert marks without waiting (MySQL waits a second, its minimum). READ COMMITTED locks no gaps."""
+        """Insert ROLLED_BACK for ids without a row, and fail without waiting if one is locked (MySQL waits a second,
+        its minimum). READ COMMITTED locks no gaps."""
         with self.autocommit() as connection:
             begin = "SET @escrowmq_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 0"
             connection.exec_driver_sql(begin)
@@ -185,8 +190,8 @@ class SqliteMarks(Marks):
 
     @contextmanager
     def autocommit(self) -> Iterator[sa.Connection]:
-        """Set up the connection to wait ``wait`` seconds for the end of a commit, and to read nothing uncommitted (of a
-        shared cache)."""
+        """Context manager: the connection of :meth:`Marks.autocommit`, which waits ``wait`` seconds for another
+        connection's commit, and reads nothing uncommitted (of a shared cache). Restores both settings afterwards."""
         wanted = {"busy_timeout": round(1000 * self.wait), "read_uncommitted": 0}
         with super().autocommit() as connection:
             before = [(name, connection.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in wanted]
@@ -200,11 +205,11 @@ class SqliteMarks(Marks):
                         connection.exec_driver_sql(f"PRAGMA {name} = {had}")
 
     def in_flight(self, ids: Ids) -> Mask:
-        """Return none: they are not visible beforehand."""
+        """Return a mask of False: SQLite does not show ids in flight."""
         return np.zeros(len(ids), np.bool_)
 
     def insert(self, ids: Ids) -> None:
-        """Insert marks. Waits ``wait`` seconds for the writer."""
+        """Insert ROLLED_BACK for ids without a row. Waits ``wait`` seconds for another writer."""
         with self.autocommit() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
@@ -217,13 +222,14 @@ class SqliteMarks(Marks):
 
 
 def marks_of(engine: sa.Engine, branch: str, wait: float) -> Marks:
-    """Return the marks of a branch in an engine's database; ``wait``: timeout (s) for a transaction in flight."""
+    """Return the reader and writer of the barrier rows of ``branch``, for the kind of the engine's database. ``wait``:
+    timeout (s) for a transaction in flight."""
     kinds: dict[str, type[Marks]] = {"postgresql": PostgresMarks, "sqlite": SqliteMarks}
     return kinds.get(engine.dialect.name, MariaMarks)(engine, branch, wait)
 
 
 def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
-    """Return the numbers of the advisory locks of transactions, mixed so that two rarely share one."""
+    """Return the key of the PostgreSQL advisory lock of each transaction id, mixed so that two rarely share one."""
     salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
     high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
     return _mix(_mix(high ^ salt) + low).view(np.int64)

@@ -49,12 +49,12 @@ class Slot:
             raise Misuse(Code.BAD_ARGUMENT, text, "parts count from 0 to stride - 1")
 
     def overlaps(self, other: Slot) -> bool:
-        """Return whether some offset belongs to both."""
+        """Return whether some offset belongs to both slots."""
         same_queue = (self.shard, self.queue) == (other.shard, other.queue)
         return same_queue and (self.part - other.part) % gcd(self.stride, other.stride) == 0
 
     def first(self, offset: int) -> int:
-        """Return its first offset that is not below ``offset``."""
+        """Return this slot's first offset that is not below ``offset``."""
         return offset + (self.part - offset) % self.stride
 
 
@@ -106,8 +106,8 @@ def slots_of(
 
 
 def ends_of(bus: Bus, topic: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return by shard and queue, of the reachable brokers, the first stored offset and the next one. Raises
-    UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
+    """Return by (shard, queue), of the reachable brokers, two offsets: of the first stored message, and of the next one
+    to be stored. Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
     return {(line["shard"], line["queue"]): (line["head"], line["end"]) for line in bus.admin.offsets(topic)}
 
 
@@ -120,7 +120,8 @@ class Assignments:
     def claim(
         self, connection: sa.Connection, slots: Sequence[Slot], owner: str, start: Start, take_over: bool
     ) -> list[Claim]:
-        """Give ``slots`` to the owner, all or none, in order; a new slot begins at ``start(slot)``.
+        """Make ``owner`` the owner of ``slots``, all or none, and raise their epochs. Returns their claims in the order
+        of the slots. A slot without a row begins at ``start(slot)``.
 
         Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one of another owner unless
         ``take_over``.
@@ -150,8 +151,8 @@ class Assignments:
         return claims
 
     def move(self, connection: sa.Connection, claim: Claim, next_offset: int) -> Claim:
-        """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit
-        then."""
+        """Set the offset of a claimed slot to ``next_offset``; return the new claim. Raises Fenced unless the row is as
+        this claim left it; the caller's transaction must not commit then."""
         unchanged = (_T.epoch == claim.epoch, _T.next_offset == claim.next_offset)
         if self._change(connection, claim.slot, *unchanged, next_offset=next_offset) != 1:
             text = f"queue {claim.slot.queue} of {self.topic!r} was taken over from this consumer"
@@ -159,13 +160,13 @@ class Assignments:
         return Claim(claim.slot, next_offset, claim.epoch)
 
     def release(self, connection: sa.Connection, claims: Iterable[Claim]) -> None:
-        """Release the slots that are still this consumer's."""
+        """Clear the owner of those claimed slots that no other consumer has claimed since."""
         for claim in claims:
             self._change(connection, claim.slot, _T.epoch == claim.epoch, owner=None)
 
     def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
-        """Set the offset of a slot without an owner. Returns its offset before, with OK, CONFLICT (it has an owner) or
-        NOT_FOUND."""
+        """Set the offset of a slot without an owner to ``next_offset``. Returns OK, CONFLICT (it has an owner) or
+        NOT_FOUND, and its offset before (None if not found)."""
         mine = self._where(slot)
         if connection.scalar(sa.select(sa.func.count()).select_from(trans_recv_offset).where(*mine)) == 0:
             return Code.NOT_FOUND, None  # before _lock() makes a guard of a mistyped queue
@@ -199,7 +200,8 @@ class Assignments:
         return connection.execute(change.values(**values)).rowcount
 
     def _lock(self, connection: sa.Connection, slot: Slot) -> None:
-        """Lock the queue's row of stride 0 until the end of the transaction."""
+        """Lock the slot's queue until the end of the transaction, by its row of stride 0, which is created if it is
+        missing."""
         guard = {**self._row(slot, 0, 0, None), "stride": 0, "part": 0}
         connection.execute(insert_if_absent(connection.dialect.name, trans_recv_offset), guard)
         mine = (*self._of_queue(slot), _T.stride == 0)
@@ -225,7 +227,8 @@ def list_places(
     limit: int = 1000,
     after: Place | None = None,
 ) -> list[Place]:
-    """List the slots of one group or topic, or of all, in order; the next page is ``after`` the last one."""
+    """List the slots of one group or topic, or of all, with owner and next offset, in the order of their keys; the next
+    page is ``after`` the last one."""
     wanted = _T.stride > 0  # a row of stride 0 guards its queue
     if group is not None:
         wanted &= _T.consumer_group == group
@@ -263,7 +266,8 @@ def move(
 
 
 def fence(engine: sa.Engine, group: str, topic: str, slots: Sequence[Slot], **operator: Unpack[Operator]) -> None:
-    """Take slots from a consumer that is surely dead, or must be stopped: it can commit nothing about them any more."""
+    """Take slots from a consumer that is surely dead, or must be stopped: they have no owner then, and it can commit
+    nothing about them any more."""
     _check(slots)
     rows = Assignments(group, topic)
     about = {"group": group, "topic": topic, "slots": [list(astuple(slot)) for slot in sorted(slots)]}

@@ -91,7 +91,8 @@ class SignedMessages:
         return self._sender.place(_hex_ids(batch))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """Send the message itself, signed PREPARE. One with a delay is BAD_DELAY: its COMMIT would overtake it."""
+        """Send each message itself, signed PREPARE. Returns a code per row, and nulls: there are no transaction ids. If
+        one has a delay, all are BAD_DELAY: its COMMIT would overtake it."""
         none = pa.nulls(batch.num_rows, schemas.ID)
         if batch.column("delay_us").to_numpy().any():
             return np.full(batch.num_rows, Code.BAD_DELAY, np.uint8), none
@@ -105,7 +106,8 @@ class SignedMessages:
         return self._sender.send(signed, shards), none
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """Send a message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each time."""
+        """Send for each row a message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each
+        time. Returns COMMITTED or ROLLED_BACK for those stored, and the codes of the others."""
         sign = Sign.COMMIT if outcome is COMMIT else Sign.ROLLBACK
         ids = ids_of(batch)
         ends = replace_columns(
@@ -124,7 +126,8 @@ class SignedMessages:
 
 
 def end_id(identity: bytes, sign: Sign) -> bytes:
-    """Return the message id of a COMMIT or ROLLBACK of ``identity``; another one, for brokers that de-duplicate."""
+    """Return the message id (16 bytes) of the COMMIT or ROLLBACK of message ``identity``. It differs from that id, for
+    brokers that de-duplicate."""
     return hashlib.blake2b(identity + sign.encode(), digest_size=16).digest()
 
 
@@ -137,7 +140,7 @@ def _signs(identity: bytes, sign: Sign) -> list[tuple[str, str]]:
 
 
 def has_signs(properties: pa.MapArray) -> bool:
-    """Return whether any of these properties are of a message of this mode."""
+    """Return whether the properties of any of these messages have the sign of this mode."""
     signs = pc.map_lookup(properties, pa.scalar(SIGN), "first")
     return bool(signs.null_count < len(signs))
 
@@ -156,7 +159,7 @@ class Arrival:
 
     @property
     def sign(self) -> Sign:
-        """Its sign. Raises Rejected(BAD_REQUEST) if there is none."""
+        """Whether it is a prepare, a commit or a rollback, by its header. Raises Rejected(BAD_REQUEST) without one."""
         try:
             return Sign(self.headers[SIGN])
         except (KeyError, ValueError):
@@ -164,7 +167,8 @@ class Arrival:
 
     @property
     def message_id(self) -> bytes:
-        """The id that it concerns. Raises Rejected(BAD_REQUEST) if there is none."""
+        """The id (16 bytes) of the message that it prepares or decides, by its header. Raises Rejected(BAD_REQUEST)
+        without one."""
         try:
             identity = bytes.fromhex(self.headers[TRANSACTION])
         except (KeyError, ValueError):
@@ -258,10 +262,12 @@ class BothReachConsumer:
             return connection.execute(gone).rowcount
 
     def handle(self, arrivals: Iterable[Arrival], acknowledge: Acknowledge) -> None:
-        """Handle messages in the order of their arrival, and acknowledge them by their numbers.
+        """Store the prepares and apply the decisions among these messages, in the order of their arrival, and
+        acknowledge them.
 
-        ``acknowledge(rows)`` must return only when the broker has stored it, and raise otherwise. Raises what the
-        effect raised: its transaction is rolled back then, and nothing of it acknowledged.
+        ``acknowledge(rows)`` gets their numbers in ``arrivals``; it must return only when the broker has stored it, and
+        raise otherwise. Raises what the effect raised: its transaction is rolled back then, and nothing of it
+        acknowledged.
         """
         arrivals = list(arrivals)
         signs = [arrival.sign for arrival in arrivals]
@@ -273,7 +279,7 @@ class BothReachConsumer:
         reach("both_reach.done")
 
     def _apply(self, arrivals: list[Arrival], signs: list[Sign]) -> None:
-        """Store the prepares and apply the effects of the decisions, in one transaction."""
+        """Store the prepares and apply the effects of the decisions, in one transaction; then add to ``counts``."""
         with self._sessions() as session, session.begin():
             connection = session.connection()
             now = database_now_us(connection)
@@ -352,7 +358,7 @@ class BothReachConsumer:
 
 
 def _split_by_sign(signs: list[Sign]) -> list[list[int]]:
-    """Return the numbers of prepares, then of decisions, which must wait until prepares are acknowledged."""
+    """Return the row numbers of prepares, then of decisions, which must wait until prepares are acknowledged."""
     prepares = [row for row, sign in enumerate(signs) if sign is Sign.PREPARE]
     ends = [row for row, sign in enumerate(signs) if sign is not Sign.PREPARE]
     return [rows for rows in (prepares, ends) if rows]

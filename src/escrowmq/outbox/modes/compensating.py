@@ -69,7 +69,8 @@ class Compensating:
         return ids_of(batch)
 
     def resend(self, *, older_than: float = 0.0) -> int:
-        """Send what is left, each message to its own broker. Returns how many are left after that.
+        """Send the stored messages that are left, each to its own broker, and delete those with an OK. Returns how many
+        are left.
 
         Call it at the start and regularly (:meth:`keep_resending`). ``older_than`` (seconds) skips messages that are
         just being sent; without it a message may be sent twice, which an idempotent consumer tolerates.

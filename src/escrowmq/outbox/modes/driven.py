@@ -76,7 +76,9 @@ class HalfMessages:
         return self._producer.place(batch.column("key"))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """Send one request per shard. A known id gets its transaction again, within ``dedup_window``."""
+        """Send each row as the half message of a transaction of its own, in one request per shard (``shards``: of each
+        row). Returns a code and a transaction id (null without one) per row. A known id gets its transaction again,
+        within ``dedup_window``."""
         found = np.full(batch.num_rows, None, object)
 
         def send(piece: pa.RecordBatch, shard: int) -> Codes:
@@ -114,7 +116,8 @@ class TableChecker:
         self._absent = UNKNOWN if merged else ROLLBACK
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """Return one outcome per check."""
+        """Return one outcome per check, from the row of its first message id in ``trans_driven``; see the table
+        above."""
         ids = [check.messages[0].message_id for check in checks]
         with self._engine.begin() as connection:
             rows = self._journal.stages(connection, ids)

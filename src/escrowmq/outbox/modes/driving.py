@@ -68,14 +68,15 @@ class Carrier(Protocol):
     """Sends prepares and decisions. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the shard of each row, which is stored with it; -1 with one destination only."""
+        """Return the shard that each row belongs to, which is stored with it; -1 with one destination only."""
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """P2 and P3: return one code and one transaction per row (null: it has no id of its own); equal for equal
-        ids."""
+        """Send each row's message to its shard as a prepare: not yet decided. Returns a code and a transaction id per
+        row (null: it has none); a row that is prepared again under its message id gets the same transaction."""
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """P5 and P6: return the broker's code of each decision, as :meth:`Producer.end_batch` does."""
+        """Send the decision ``outcome`` on each row to its shard. Returns the broker's code for each, as
+        :meth:`Producer.end_batch` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class DrivenResult:
 
     @property
     def done(self) -> bool:
-        """Return whether the message is published and its row deleted."""
+        """Return whether the message is published."""
         return self.code in STANDS_COMMITTED
 
 
@@ -109,7 +110,7 @@ class DrivenResults:
 
     @property
     def done(self) -> bool:
-        """Return whether all messages are published."""
+        """Return whether all messages of the batch are published."""
         return bool(np.isin(self.codes, _ENDED[COMMIT]).all())
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class Redriven:
     """The broker holds the opposite decision, or is none of those given: an operator must decide."""
 
     def add(self, codes: Codes, outcome: Outcome) -> None:
-        """Count the broker's answers to one outcome."""
+        """Add the broker's answers (``codes``) to decisions of one outcome to the counts."""
         ended, contrary = (int(rows.sum()) for rows in classify(codes, outcome))
         if outcome is COMMIT:
             self.committed += ended
@@ -225,9 +226,10 @@ class Driving:
             results.append(DrivenResults(prepared, codes))
 
     def _prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[pa.RecordBatch, Codes]:
-        """P2 and P3: return the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent.
+        """Send the prepares (P2, P3). Returns the batch with its transactions, and a code per row: OK, or BROKER_AWAY
+        where nothing was sent.
 
-        Any other code takes everything back, and is raised.
+        Any other code takes the whole batch back, and is raised.
         """
         codes, transactions = self._carrier.prepare(batch, shards)
         prepared = replace_columns(batch, transaction=transactions)
@@ -243,7 +245,8 @@ class Driving:
         return prepared, codes
 
     def _take_back(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> None:
-        """Undo a partly failed prepare: delete rows surely not accepted, roll back those accepted, leave the rest."""
+        """Undo a partly failed prepare by its ``codes``: delete rows surely not accepted, roll back those accepted,
+        leave the rest ABANDONED."""
         taken = codes == 0
         if not self._merged:
             self._journal.abandon(ids_of(batch), gone=pick(ids_of(batch), NOT_APPLIED[codes]))
@@ -254,7 +257,12 @@ class Driving:
     def _decide(
         self, batch: pa.RecordBatch, shards: Int64s, sessions: Sessions, stamp: int | None, away: Flags
     ) -> Iterator[Session]:
-        """P4: run the business transaction and store the new state, together."""
+        """Context manager: the session of the business transaction (P4), in which the rows become COMMITTING, or
+        DECIDED where the broker is ``away``. Commits it at the end.
+
+        If it fails, the messages are rolled back and the error is raised, unless the rows show that it committed after
+        all.
+        """
         ours = False
         try:
             with sessions() as session, session.begin():
@@ -282,7 +290,8 @@ class Driving:
             _log.warning("a business transaction had committed although its end raised %r", problem)
 
     def _resolve(self, batch: pa.RecordBatch, shards: Int64s, stamp: int | None) -> bool:
-        """Read from the rows whether a failed P4 committed after all; if not, take the messages back."""
+        """Return whether a failed business transaction committed after all, as the rows show; if not, roll the messages
+        back, unless another process has abandoned them."""
         if self._merged:
             # the same rows as the business transaction's: the insert waits for one that is still committing, and one
             # that comes late fails on them
@@ -305,7 +314,8 @@ class Driving:
     # The end
 
     def _finish(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """P5, P6, P7 of decided rows. A row stays if a retry may succeed; it is STUCK if it is surely refused."""
+        """Send ``outcome`` to the broker and delete the rows that it confirms (P5, P6, P7). Returns the broker's codes.
+        A row stays if a retry may succeed; it is STUCK if it is surely refused."""
         codes = self._carrier.end(batch, shards, outcome)
         if outcome is COMMIT and self._replaces:
             codes = self._end_again(batch, shards, codes)
@@ -323,8 +333,8 @@ class Driving:
         return codes
 
     def _end_again(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> Codes:
-        """Prepare and commit again the COMMITTING rows whose transaction was replaced by a late prepare of a
-        process that can decide nothing any more: the row counts."""
+        """Prepare and commit again the COMMITTING rows whose transaction was replaced by a late prepare of a process
+        that can decide nothing any more: the row counts. Returns the codes of the whole batch, with theirs replaced."""
         rows = np.flatnonzero(codes == Code.CONFLICT)
         if not len(rows):
             return codes
@@ -342,12 +352,12 @@ class Driving:
     # After a restart
 
     def redrive(self, redo: Redo | None = None, *, older_than: float = 0.0) -> Redriven:
-        """Finish all rows of this group in the table.
+        """Finish all rows of this group in the table; return the counts.
 
-        Call it at the start and regularly. Stored messages without a decision are abandoned, unless
-        ``redo(session, messages)`` repeats their business change: then they are prepared again under the same id and
-        decided with it. While other processes of the group are running, ``older_than`` (seconds, by the database's
-        clock) must exceed their slowest business transaction, otherwise theirs is fenced.
+        Call it at the start and regularly. Stored messages without a decision are abandoned, unless ``redo(session,
+        messages)`` repeats their business change: then they are prepared again under the same id and decided with it.
+        While other processes of the group are running, ``older_than`` (seconds, by the database's clock) must exceed
+        their slowest business transaction, otherwise theirs is fenced.
         """
         report, pages = Redriven(), self._journal.pages
         for batch, shards in pages(Stage.STORED, older_than):
@@ -381,7 +391,8 @@ class Driving:
         report.add(self._finish(prepared, shards, COMMIT), COMMIT)
 
     def _prepare_decided(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
-        """DECIDED: prepare now, because the broker was away when the business decided; then commit like the others."""
+        """Prepare DECIDED rows now, because the broker was away when the business decided, and make them COMMITTING;
+        those refused become STUCK. Adds to ``report``."""
         codes, transactions = self._carrier.prepare(batch, shards)
         reach("driven.prepared-late")
         taken, refused = codes == 0, REFUSED[codes]
@@ -396,7 +407,8 @@ class Driving:
         report.left += int(left.sum())
 
     def _roll_back_unknown(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
-        """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
+        """Prepare ABANDONED rows again under the same id, to learn their transactions, and roll these back; delete rows
+        whose prepare is refused. Adds to ``report``."""
         codes, transactions = self._carrier.prepare(batch, shards)
         refused = REFUSED[codes]  # then as now, or it is out of reach for ever: there is nothing to roll back
         taken = codes == 0
@@ -409,12 +421,13 @@ class Driving:
 
 
 def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]:
-    """Return the broker's answers to the chosen rows."""
+    """Return the broker's code by message id, for the rows where ``chosen`` is True."""
     return {ids[row]: Code(int(codes[row])) for row in np.flatnonzero(chosen).tolist()}
 
 
 def classify(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
-    """Return which rows have ended, and which are surely refused: the broker holds the opposite decision."""
+    """Return two masks of the answers to decisions of ``outcome``: the rows that have ended so, and those surely
+    refused, because the broker holds the opposite decision."""
     ended = np.isin(codes, _ENDED[outcome])
     return ended, ~ended & REFUSED[codes]
 
@@ -426,5 +439,5 @@ def _to_message(*, topic: str, body: bytes, key: Any, tag: Any, properties: Any,
 
 
 def _note(problem: BaseException, another: Exception) -> None:
-    """Add to the first error that taking everything back failed too."""
+    """Add a note to ``problem``: taking the messages back failed too, with ``another``."""
     problem.add_note(f"taking it back failed as well, redrive() will do it: {another}")

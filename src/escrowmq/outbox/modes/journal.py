@@ -68,12 +68,12 @@ def to_batch(messages: Any) -> pa.RecordBatch:
 
 
 def ids_of(batch: pa.RecordBatch) -> list[bytes]:
-    """Return the message ids."""
+    """Return the message ids of a batch, in order."""
     return list(batch.column("message_id").to_pylist())
 
 
 def pick(ids: list[bytes], chosen: npt.NDArray[np.bool_]) -> list[bytes]:
-    """Return the chosen ids."""
+    """Return the ids at the places where the mask ``chosen`` is True."""
     return [ids[row] for row in np.flatnonzero(chosen).tolist()]
 
 
@@ -94,16 +94,18 @@ class Journal:
         self._mine = _T.producer_group == group
 
     def insert(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s, stage: Stage) -> None:
-        """Store every row. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is stored already."""
+        """Store every message of a batch as a row at ``stage``. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is
+        stored already."""
         if batch.num_rows:
             _insert(connection, self._rows(batch, shards, stage, database_now_us(connection)))
 
     def replace(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s) -> tuple[Int64s, int]:
-        """Store every row as STORED. A row that is STORED already gets the new content and keeps its shard.
+        """Store every message of a batch as a STORED row. One that is STORED already gets the new content and keeps its
+        shard.
 
-        Returns the shards and the stamp of all rows. An earlier caller with the same ids has an older stamp, and can
-        decide nothing any more. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is decided, abandoned, or of
-        another group.
+        Returns the shards and one stamp (``created_us``) for all rows. An earlier caller with the same ids has an older
+        stamp, and can decide nothing any more. Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is decided,
+        abandoned, or of another group.
         """
         found: dict[bytes, Any] = {}
         for piece in _pieces(ids_of(batch)):
@@ -123,7 +125,8 @@ class Journal:
         return kept, stamp
 
     def retake(self, ids: Ids) -> tuple[pa.RecordBatch, Int64s, int]:
-        """Give the STORED rows of ``ids`` a new stamp, in a transaction of its own.
+        """Give the STORED rows of ``ids`` a new stamp, so that nobody with the old one can decide them, in a
+        transaction of its own.
 
         Returns the rows as they are now, their shards, and the stamp.
         """
@@ -169,7 +172,8 @@ class Journal:
     def _move(
         self, connection: sa.Connection, batch: pa.RecordBatch, was: Stage, to: Stage, stamp: int | None = None
     ) -> int:
-        """Move rows to another stage, with the broker's transactions. Returns the number of rows moved."""
+        """Move rows at stage ``was`` (and with ``stamp``, if given) to stage ``to``, and store the batch's transactions
+        in them. Returns the number of rows moved."""
         if not batch.num_rows:
             return 0
         change = sa.update(trans_driven).where(_T.id == sa.bindparam("of"), self._mine, _T.state == int(was))
@@ -189,7 +193,8 @@ class Journal:
         return {i: stage for i, (stage, _) in self.stages(connection, ids_of(batch)).items()}
 
     def abandon(self, ids: Ids, gone: Ids = ()) -> None:
-        """Move STORED rows of ``ids`` to ABANDONED and delete those of ``gone``, in a transaction of its own."""
+        """Move STORED rows of ``ids`` to ABANDONED, and delete ABANDONED rows of ``gone``, in a transaction of its
+        own."""
         change = sa.update(trans_driven).where(_T.state == int(Stage.STORED)).values(state=int(Stage.ABANDONED))
         with self._engine.begin() as connection:
             self._execute(connection, change, ids)

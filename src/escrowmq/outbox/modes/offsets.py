@@ -157,7 +157,8 @@ class OffsetConsumer:
         return claims
 
     def _read(self) -> Reader:
-        """Return a reader from the claimed offsets; of a whole topic it finds the queues that are made later, too."""
+        """Return a reader from the claimed offsets; if all of the topic was claimed, it finds queues that are created
+        later, too."""
         places = self._positions()
         return self._bus.reader(self._topic, queues=None if self._assignment is None else list(places), start=places)
 
@@ -213,7 +214,9 @@ class OffsetConsumer:
         return total
 
     def _steps(self, effect: Effect, max_messages: int, idle_timeout: float) -> Iterator[int]:
-        """Yield for each batch how many messages of it were handled, each by the slot that it belongs to."""
+        """Read batches and apply ``effect`` to the new messages of each slot; yield for each batch how many were
+        handled. First claims the slots of brokers that are back. Ends when none arrives for ``idle_timeout``
+        seconds."""
         away = {one["broker"] for one in self._bus.missing()} if self._missing else set()
         if any(one["broker"] not in away for one in self._missing) and self._claim(self._made):
             self._read_again()  # with the slots of a broker that was away before
@@ -243,7 +246,8 @@ class OffsetConsumer:
             self._skip()
 
     def _is_new(self, place: tuple[int, int]) -> bool:
-        """Return whether a queue was made after the claims of all of the topic."""
+        """Return whether ``place`` (shard and queue) is a queue without a claim, created after all of the topic was
+        claimed."""
         return self._assignment is None and not any((slot.shard, slot.queue) == place for slot in self._claims)
 
     def _give(self, batch: ReadBatch, effect: Effect) -> int:
@@ -265,7 +269,7 @@ class OffsetConsumer:
         return given
 
     def _positions(self) -> dict[tuple[int, int], int]:
-        """Return where to continue to read: of each queue the lowest offset of its slots."""
+        """Return by (shard, queue) the offset at which to continue to read: the lowest of its slots."""
         found: dict[tuple[int, int], int] = {}
         for slot, claim in self._claims.items():
             place = (slot.shard, slot.queue)
@@ -273,8 +277,8 @@ class OffsetConsumer:
         return found
 
     def _apply(self, claim: Claim, next_offset: int, messages: Taken, effect: Effect) -> Claim:
-        """Move the offset and apply the effect, in one transaction; the offset first, because it locks the row and
-        fails if fenced."""
+        """Move the claimed slot to ``next_offset`` and apply the effect, in one transaction; return the new claim. The
+        offset first, because that locks the row and fails if fenced."""
         with self._sessions() as session, session.begin():
             moved = self._rows.move(session.connection(), claim, next_offset)
             if len(messages):
@@ -284,7 +288,8 @@ class OffsetConsumer:
         return moved
 
     def _skip(self) -> None:
-        """Move every slot to what is left of its queue, after RANGE_PURGED."""
+        """After RANGE_PURGED: move every slot behind the first stored offset of its queue to that offset, and log what
+        is skipped."""
         ends = ends_of(self._bus, self._topic)
         for slot, claim in self._claims.items():
             head = ends.get((slot.shard, slot.queue), (0, 0))[0]  # nothing is known of a broker that is away

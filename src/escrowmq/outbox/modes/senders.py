@@ -23,8 +23,8 @@ class Sender(Protocol):
     """A connection to one or several brokers."""
 
     def place(self, keys: pa.Array) -> Int64s:
-        """Return the final shard of each row; -1 where there is one destination only. Raises Unknown if the shard
-        cannot be determined."""
+        """Return the shard of each row by its key, which never changes afterwards; -1 where there is one destination
+        only. Raises Unknown if the shard cannot be determined."""
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
         """Send every row to its shard. Returns one code per row."""
@@ -60,7 +60,8 @@ Way = Producer | Target | Sender
 
 
 def sender_of(way: Way) -> Sender:
-    """Return the sender for a producer, a target, or a sender of your own."""
+    """Return the sender for a producer or a target; a sender of your own as it is. Raises Misuse(BAD_ARGUMENT) for
+    another object."""
     if isinstance(way, Producer):
         return ProducerSender(way)
     if isinstance(way, Sender):

@@ -24,12 +24,13 @@ class SplitTopic:
         self._turns = itertools.count()
 
     def of(self, key: str | None) -> str:
-        """Return the part of a key: XXH64 of its UTF-8 bytes, modulo the number of parts."""
+        """Return the name of the part for a key: by XXH64 of its UTF-8 bytes, modulo the number of parts. None: the
+        next part in turn."""
         raw = None if key is None else key.encode("utf-8", "surrogatepass")
         return self.names[(next(self._turns) if raw is None else xxhash.xxh64_intdigest(raw)) % len(self.names)]
 
     def route(self, message: Message) -> Message:
-        """Return the message with the topic of its part."""
+        """Return a copy of the message whose topic is its part."""
         return dataclasses.replace(message, topic=self.of(message.key))
 
 

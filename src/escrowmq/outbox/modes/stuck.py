@@ -79,8 +79,8 @@ def list_stuck(
 
 
 def retry_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Retry the failed step, because its cause is repaired. CONFLICT if the row does not name it: then commit or roll
-    back."""
+    """Set STUCK rows back to the state before, because the cause is repaired: the next redrive retries the failed step.
+    CONFLICT if a row is not STUCK, or does not name that state: then commit or roll back."""
     return _move(engine, "stuck.retry", ids, lambda row: None if row.was is None else Stage(row.was), operator)
 
 
@@ -91,13 +91,14 @@ def commit_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> l
 
 
 def rollback_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Roll their transactions back at the broker, whatever was tried before."""
+    """Set STUCK rows to be rolled back at the broker by the next redrive, whatever was tried before. CONFLICT: not
+    STUCK."""
     return _move(engine, "stuck.rollback", ids, _choose(Stage.ROLLING_BACK, Stage.ABANDONED), operator)
 
 
 def resend_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Prepare these messages once more under their ids, and commit them: their business change is committed, and their
-    transactions were lost (rolled back by an operator, expired).
+    """Set STUCK rows to be prepared once more under their ids, and committed, by the next redrive: their business
+    change is committed, and their transactions were lost (rolled back by an operator, expired).
 
     Within the broker's ``dedup_window`` (1 h) it returns the first transaction again, and the row is STUCK again. If
     the first one was committed there are two messages of the id after that.
@@ -123,7 +124,8 @@ def settle_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> l
 def _move(
     engine: sa.Engine, act: str, ids: Ids, to: Callable[[Any], Stage | None], operator: Operator, **values: Any
 ) -> list[Done]:
-    """Move STUCK rows to another state; None: not possible."""
+    """Move STUCK rows to the state that ``to`` returns for each row (None: CONFLICT), set ``values`` in them, and
+    record action ``act``. Returns one result per id."""
 
     def move(connection: sa.Connection, row: Any) -> Stage | None:
         stage = to(row)
@@ -141,8 +143,8 @@ def _choose(prepared: Stage, unprepared: Stage) -> Callable[[Any], Stage]:
 
 
 def _each(allowed: tuple[Stage, ...], act: Callable[[sa.Connection, Any], Stage | None]) -> Change:
-    """Apply ``act`` to each row in an allowed state. It returns the new state (None: deleted), or STUCK if it is not
-    possible."""
+    """Return a function that applies ``act`` to each row in an allowed state; the others get CONFLICT. ``act`` returns
+    the new state (None: deleted), or STUCK if the action is not possible."""
     columns = (_T.id, _T.producer_group, _T.state, _T.was, _T.reason, _T.shard, _T.transaction_id, _T.topic, _T.key)
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
@@ -202,8 +204,8 @@ class StoredPrepare:
 def list_prepares(
     engine: sa.Engine, group: str, *, older_than: float = 0.0, limit: int = 100, after: str | bytes | None = None
 ) -> list[StoredPrepare]:
-    """List prepares that a consumer group stored ``older_than`` seconds ago, by id; the next page is ``after`` the
-    last one's."""
+    """List prepares that a consumer group stored at least ``older_than`` seconds ago, by id; the next page is ``after``
+    the last one's."""
     size = sa.func.length(_P.body).label("body_bytes")
     columns = (_P.consumer_group, _P.message_id, _P.topic, _P.key, _P.tag, size, _P.prepared_us)
     wanted = sa.select(*columns).where(_P.consumer_group == group)
@@ -217,7 +219,8 @@ def list_prepares(
 
 
 def discard_prepares(engine: sa.Engine, group: str, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
-    """Delete stored prepares, and mark them as handled: a late commit then has no effect."""
+    """Delete stored prepares of a consumer group, and mark them as handled: a late commit then has no effect. Returns
+    one result per id: OK, or NOT_FOUND."""
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         mine = sa.and_(_P.consumer_group == group, _P.message_id.in_(part))

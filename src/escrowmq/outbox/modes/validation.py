@@ -26,7 +26,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Return whether both sides agree."""
+        """Return whether no id is lost, foreign or repeated."""
         return not (self.lost or self.foreign or self.repeated)
 
     def __str__(self) -> str:
@@ -35,7 +35,8 @@ class Verdict:
 
 
 def compare(confirmed: Iterable[bytes], consumed: Iterable[bytes], unconfirmed: Iterable[bytes] = ()) -> Verdict:
-    """Compare ids: ``consumed`` has one entry per effect; ``unconfirmed`` may or may not have been consumed."""
+    """Compare message ids, and return the lost, foreign and repeated ones. ``consumed`` has one entry per effect;
+    ``unconfirmed`` may or may not have been consumed."""
     produced, open_, effects = set(confirmed), set(unconfirmed), Counter(consumed)
     return Verdict(
         lost=frozenset(produced - effects.keys()),

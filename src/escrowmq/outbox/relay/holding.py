@@ -43,7 +43,8 @@ class Holding:
         self._next = self._next_orphans = 0.0
 
     def refresh(self, lanes: Sequence[int]) -> None:
-        """If it is time: read the heads from the table, and free the keys whose head has gone."""
+        """Read from the table which rows hold keys in ``lanes``, unless that was done lately; make the HELD rows of
+        keys without such a row PENDING."""
         begun = time.monotonic()
         if begun < self._next:
             return
@@ -65,7 +66,7 @@ class Holding:
             self._next_orphans = now + max(ORPHANS_SECONDS, 20 * (now - begun))
 
     def split(self, rows: list[Any]) -> tuple[list[Any], list[tuple[int, int]]]:
-        """Return the rows that may be sent, and those (number and lane) that are behind a head."""
+        """Return the rows that may be sent, and number and lane of those behind another row that holds their key."""
         if not self.heads:
             return rows, []
         allowed, behind = [], []
@@ -78,14 +79,15 @@ class Holding:
 
 
 def is_head(waiting_holds: bool) -> sa.ColumnElement[bool]:
-    """Return the condition of rows that hold the later ones of their key."""
+    """Return the condition of rows that hold the later ones of their key: RETRYING; if ``waiting_holds``, also WAITING
+    ones that were never sent."""
     retrying = state_is(State.RETRYING)
     never_sent = sa.and_(state_is(State.WAITING), _c.sent_us.is_(None))
     return sa.or_(retrying, never_sent) if waiting_holds else retrying
 
 
 def free(connection: sa.Connection, keys: Iterable[Key]) -> None:
-    """Move HELD rows of those keys back to PENDING."""
+    """Make the HELD rows of these keys PENDING again."""
     rows = [{"the_lane": lane, "the_key": key} for lane, key in keys]
     if rows:
         mine = (_c.lane == sa.bindparam("the_lane"), _c.key == sa.bindparam("the_key"))

@@ -37,11 +37,13 @@ class Leases:
 
     @property
     def valid(self) -> bool:
-        """Return whether the leases still run, by this process's clock, started before the database's."""
+        """Return whether the leases of this worker's lanes still run, by this process's clock, started before the
+        database's."""
         return time.monotonic() < self._valid_until
 
     def announce(self) -> None:
-        """Register before taking the first lane, so that workers that start together share the lanes at once."""
+        """Register this worker in the database before it takes its first lane, so that workers that start together
+        share the lanes at once."""
         with self._dialect.transaction() as connection:
             self._register(connection)
 
@@ -50,7 +52,8 @@ class Leases:
         return max(0.0, self._next - time.monotonic())
 
     def keep(self) -> bool:
-        """Renew, release the surplus and take free lanes, if it is time. Returns whether the lanes changed."""
+        """Renew the leases, release lanes above this worker's share and take free ones, if :meth:`due_in` is 0. Returns
+        whether the lanes changed."""
         if self.due_in():
             return False
         begun, before = time.monotonic(), self.lanes
@@ -63,7 +66,7 @@ class Leases:
         return self.lanes != before
 
     def still_mine(self, connection: sa.Connection, lanes: set[int]) -> set[int]:
-        """Return and lock those of ``lanes`` that this worker has, until the transaction ends."""
+        """Return those of ``lanes`` that this worker has leased, and lock their rows until the transaction ends."""
         lane = trans_lane.c.lane
         mine = sa.select(lane).where(lane.in_(sorted(lanes)), trans_lane.c.owner == self.owner).order_by(lane)
         return set(connection.scalars(mine.with_for_update()))
@@ -80,7 +83,7 @@ class Leases:
         return trans_message.c.lane.in_(leased)
 
     def give_back(self) -> None:
-        """Release all lanes now, instead of when the leases end."""
+        """Release all lanes and the registration in the database now, instead of when the leases end."""
         with self._dialect.transaction() as connection:
             connection.execute(_FREE.where(trans_lane.c.owner == self.owner))
             connection.execute(sa.delete(trans_relay).where(trans_relay.c.owner == self.owner))
@@ -88,7 +91,7 @@ class Leases:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the lanes."""
+        """Regard all lanes as lost, without a query; the next :meth:`keep` leases lanes at once."""
         self.lanes, self._next, self._valid_until = (), 0.0, 0.0
 
     def _balance(self, connection: sa.Connection) -> tuple[int, ...]:
@@ -108,7 +111,8 @@ class Leases:
         return (*kept, *taken)
 
     def _register(self, connection: sa.Connection) -> tuple[int, int]:
-        """Extend the registration of this worker. Returns the database's time, and the end of the registration."""
+        """Extend the registration of this worker, which entitles it to a share. Returns the database's time and the end
+        of the registration, in microseconds."""
         now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
         until = now + to_us(self._seconds)
         here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)

@@ -48,14 +48,16 @@ class Marker:
         self._among = dialect.among(_c.seq, "seqs")
 
     def mark_all(self, connection: sa.Connection, rows: Sequence[Any]) -> int:
-        """Mark all rows as sent. Returns how many were marked (fewer if lanes were lost)."""
+        """Mark rows that were all sent: SENT, or deleted if none are kept. Returns how many were marked (fewer if lanes
+        were lost)."""
         return self._mark_sent(connection, list(map(SEQ, rows)), self._leases.mine(), owner=self._leases.owner)
 
     def mark_mixed(
         self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]
     ) -> tuple[int, set[int]]:
-        """Write a verdict where some rows were not sent, or keys are freed or held. Returns how many were marked as
-        sent, and the lanes (of the affected ones) that are still this worker's."""
+        """Write a verdict where some rows were not sent, or keys are freed or held. ``behind``: numbers and lanes of
+        more rows to hold. Returns how many were marked as sent, and the lanes (of the affected ones) that are still
+        this worker's."""
         sent = [rows[place] for place in verdict.sent]
         behind = [*behind, *verdict.behind]
         lanes = {row.lane for row in sent} | {aside.lane for aside in verdict.aside} | {lane for _, lane in behind}
@@ -97,7 +99,7 @@ class Marker:
 
 
 def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: Sequence[State]) -> int:
-    """Delete up to PURGE_ROWS rows of each of those states that were durably sent before that time; return how many.
+    """Delete up to PURGE_ROWS rows of each of those states that were sent at ``before_us`` or earlier; return how many.
 
     Two statements, because MySQL takes no LIMIT in a subquery; the second checks the states again. The time is a
     number, because an expression of the database's clock would not use the index.
@@ -115,12 +117,14 @@ def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: S
 
 
 def give_up(dialect: Dialect, leases: Leases, rows: Sequence[Any]) -> int:
-    """Move SENT rows without a callback to WAITING; return how many."""
+    """Move these SENT rows, which have no callback, to WAITING if this worker still has their lanes; return how
+    many."""
     return _note(dialect, leases, rows, state=State.WAITING.value)
 
 
 def count_resends(dialect: Dialect, leases: Leases, rows: Sequence[Any], codes: Codes) -> int:
-    """Count an attempt of the SENT rows with a definite answer; return how many were OK.
+    """Add an attempt to SENT rows that were sent again, where ``codes`` has a definite answer (OK or refused); return
+    how many were OK.
 
     A refusal counts like a missing callback: the next attempt follows after the same interval.
     """

@@ -167,8 +167,8 @@ def read_backlog(dialect: Dialect, connection: sa.Connection) -> Backlog:
 
 
 def lag_seconds(dialect: Dialect, connection: sa.Connection) -> float:
-    """Return the age of the oldest row that a relay has still to send: the first pending one of a lane, or a retrying
-    one."""
+    """Return the age (s) of the oldest row that a relay has still to send: the first PENDING one of a lane, or a
+    RETRYING one. 0: there is none."""
     now_us = int(connection.scalar(sa.select(dialect.now_us)) or 0)
     retrying = sa.select(sa.func.min(_c.created_us)).where(state_is(State.RETRYING))
     found = [*connection.scalars(_FIRST_OF_LANES), connection.scalar(retrying)]

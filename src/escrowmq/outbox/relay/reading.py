@@ -64,7 +64,7 @@ class Reader:
         self._read = self._read_laterally if dialect.name == "postgresql" else self._read_round_robin
 
     def pending(self, connection: sa.Connection, lanes: Sequence[int], most: int | None = None) -> list[Any]:
-        """Return pending rows of those lanes in the order of their numbers; those of a lane are its lowest.
+        """Return PENDING rows of those lanes, ordered by ``seq``; those of a lane are its lowest.
 
         At most ``most`` rows; by default about as many as made a batch of the wanted size lately.
         """
@@ -79,13 +79,15 @@ class Reader:
     def due(
         self, connection: sa.Connection, lanes: Sequence[int], state: State, before_us: int, most: int
     ) -> list[Any]:
-        """Return RETRYING rows that are due at that time, or SENT rows last sent before it, the oldest first."""
+        """Return at most ``most`` RETRYING rows due at ``before_us``, or SENT rows last sent by then, the oldest first.
+        ``state`` is one of these two."""
         moment = _c.due_us if state is State.RETRYING else _c.sent_us
         rows = sa.select(*COLUMNS).where(state_is(state), moment <= before_us, _c.lane.in_(lanes))
         return list(connection.execute(rows.order_by(moment).limit(most)).all())
 
     def _read_round_robin(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
-        """Read from the lane after the last one that was read, and round to it again."""
+        """Return up to ``wanted`` PENDING rows, lane by lane: first of the lanes after the one where the last read
+        ended, then of the others."""
         ahead = [lane for lane in lanes if lane > self._cursor]
         behind = [lane for lane in lanes if lane <= self._cursor]
         rows: list[Any] = []
@@ -107,7 +109,8 @@ class Reader:
         return []
 
     def _windows(self, lanes: Sequence[int], wanted: int) -> Iterator[Sequence[int]]:
-        """Yield the lanes of each read: all, or some by turns if one row of each would be too many bytes."""
+        """Yield the lanes of each read: all, or ``wanted`` of them by turns if one row of each lane would be more than
+        ``wanted``."""
         if wanted >= len(lanes):
             yield lanes
             return
@@ -117,7 +120,8 @@ class Reader:
             yield (*lanes, *lanes)[start : start + wanted]
 
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:
-        """Read more rows per lane while batches are small although a lane has more; fewer if they are too big."""
+        """Adapt the rows that are read per lane: more if the last read filled less than half the batch although a lane
+        had ``each``, fewer if it returned more than ``wanted``."""
         if len(rows) < wanted // 2:
             fullest = Counter(row.lane for row in rows).most_common(1)
             if fullest and fullest[0][1] >= each:
@@ -156,7 +160,7 @@ _WALK = (
 
 
 def outgoing(rows: Sequence[Any]) -> pa.RecordBatch:
-    """Return the batch of at least one row of the shape of :class:`Row`."""
+    """Convert rows of the shape of :class:`Row`, at least one, to a record batch of the schema OUTGOING."""
     columns: dict[str, Any] = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
     columns["message_id"], columns["born_us"] = columns["id"], columns["created_us"]
     columns["properties"] = _maps(columns["properties"])

@@ -53,7 +53,8 @@ class Relay:
     # In the background
 
     def start(self) -> None:
-        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION); waits for a database that is away."""
+        """Start the workers in the background. While the database is away, they retry. Raises Misuse(NO_TABLES |
+        SCHEMA_VERSION), Misuse(BAD_ARGUMENT) if the relay is running."""
         if self._threads:
             raise Misuse(Code.BAD_ARGUMENT, "the relay is running already")
         self._check_tables()
@@ -74,7 +75,8 @@ class Relay:
             thread.start()
 
     def stop(self) -> None:
-        """Finish the current batches and release the lanes. Idempotent. Raises the error of a worker that failed."""
+        """Stop the workers after their current batches, wait for them, and release the lanes. Idempotent. Raises the
+        error of a worker that failed."""
         self.ask_to_stop()
         threads, self._threads = self._threads, []
         for thread in threads:
@@ -87,7 +89,8 @@ class Relay:
             raise self._problem
 
     def ask_to_stop(self) -> None:
-        """Stop soon; returns at once (for signal handlers)."""
+        """Make workers, :meth:`run` and :meth:`drain` stop after their current batch; returns at once (for signal
+        handlers)."""
         self._stops += 1
         self._stopping.set()
         self._bell.ring()
@@ -101,7 +104,7 @@ class Relay:
             self.stop()
 
     def wait(self) -> None:
-        """Wait for a stop, or the failure of a worker."""
+        """Block until a stop is requested or a worker fails. Raises nothing: :meth:`stop` raises the worker's error."""
         while self._threads and not self._stopping.wait(0.2):
             pass  # with a timeout, because signals are handled when this thread wakes
 
@@ -164,7 +167,8 @@ class Relay:
 
     @contextmanager
     def _use_worker(self) -> Iterator[Worker]:
-        """Context manager: the worker of the caller's thread, which closes it after a stop by another thread."""
+        """Context manager: the worker for steps in the caller's thread, created at the first use. Closes it at the end
+        if a stop was requested meanwhile. Raises Misuse(BAD_ARGUMENT) if the relay runs in the background."""
         with self._here:
             self._stepping = True
             try:
@@ -181,7 +185,7 @@ class Relay:
                     self._close_worker()
 
     def _close_worker(self) -> None:
-        """Close the worker of :meth:`run_once`, once no other thread is within a step."""
+        """Close the worker of :meth:`run_once` and :meth:`drain`, once no other thread is within a step."""
         with self._here:
             if self._stepping:  # called within the step of this thread, which does it at its end
                 return

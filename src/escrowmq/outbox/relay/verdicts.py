@@ -64,9 +64,10 @@ class Rules:
 def judge(
     rows: Sequence[Any], codes: Codes, held: dict[Key, int], rules: Rules, now_us: int, *, partly_there: bool = False
 ) -> Verdict:
-    """Return the verdict on sent ``rows`` (of the shape of ``reading.Row``) with answers ``codes``.
+    """Return what becomes of ``rows`` (of the shape of ``reading.Row``) that a target answered with ``codes``.
 
-    ``partly_there``: part of the target is known to work, though none of these rows was for it.
+    ``held``: the number (``seq``) of the row that holds each held key. ``partly_there``: part of the target is known to
+    work, though none of these rows was for it.
     """
     if not codes.any():
         freed = [(row.lane, row.key) for row in rows if held.get((row.lane, row.key)) == row.seq] if held else []

@@ -25,11 +25,11 @@ class Pause:
         self.reset()
 
     def reset(self) -> None:
-        """Start again, because there was work."""
+        """Set the next pause to the shortest one, because there was work."""
         self._next = min(FIRST_PAUSE, self._longest)
 
     def take(self) -> float:
-        """Return the next pause in seconds, because there was no work."""
+        """Return the next pause in seconds, because there was no work; double the one after it, up to the longest."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 
@@ -65,7 +65,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="escrowmq-relay-listen", daemon=True)
 
     def start(self) -> None:
-        """Start to listen, if the database and its driver support it."""
+        """Start the listening thread if the database is PostgreSQL with the driver psycopg; else do nothing."""
         if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
             self._thread.start()
 

@@ -52,7 +52,8 @@ class SharedTarget:
         self.backoff = backoff
 
     def send(self, batch: Any) -> Codes:
-        """Send and return one code per row; after any exception of a target but Misuse the result is unknown."""
+        """Send a batch and return one code per row: DISCONNECTED (unknown) for all if the target raises anything but
+        Misuse."""
         if not hooks.installed:
             return self._send(batch)
         with hooks.around(hooks.Call("relay", count=batch.num_rows, columns=batch)) as call:
@@ -73,7 +74,8 @@ class SharedTarget:
                 return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
 
     def partly_there(self) -> bool:
-        """Return whether one of the brokers of a target works."""
+        """Return whether one of the target's several brokers answers a probe; False for a target that cannot report
+        it."""
         probe = getattr(self._target, "partly_there", None)
         if probe is None:
             return False
@@ -127,7 +129,11 @@ class Worker:
         return step
 
     def due_in(self) -> float:
-        """Return the seconds until another step makes sense, because rows of any lane are to be sent now; 0: none."""
+        """Return the seconds until the next step makes sense; 0: no row of the table, in any worker's lane, is to be
+        sent now, so that nothing is left to do.
+
+        If the database is away, the pause before the next try.
+        """
         try:
             due = due_now(self._dialect, self._connect(), self._rules.waiting_holds)
         except AWAY as problem:
@@ -136,7 +142,7 @@ class Worker:
         return max(min(self.leases.due_in(), self._options.poll_interval), 0.01) if due else 0.0
 
     def close(self) -> None:
-        """Release the lanes and the connection."""
+        """Release the lanes, measure the lag once more, and close the connection. Logs a database that is away."""
         try:
             self.leases.give_back()
             self._next_lag = 0.0
@@ -169,7 +175,8 @@ class Worker:
         return step
 
     def _read(self, connection: sa.Connection) -> list[Any]:
-        """Read due retries, then pending rows."""
+        """Return the rows to send next: RETRYING rows that are due, at times, then PENDING ones; few while the target
+        is away."""
         lanes, probing = self.leases.lanes, PROBE_ROWS if self._target.backoff.failing else None
         retries: list[Any] = []
         now = time.monotonic()
@@ -233,8 +240,8 @@ class Worker:
     # Periodic work
 
     def _measure(self, step: Step) -> None:
-        """Measure the lag of the table, in one worker: periodically, and at once when ``step`` is the first to read no
-        rows."""
+        """Measure the lag of the table for the statistics, if this is worker 0: periodically, and at once when ``step``
+        is the first to read no rows."""
         begun, ended = time.monotonic(), not step.read and not self._was_idle
         self._was_idle = not step.read
         if self._number == 0 and (ended or begun >= self._next_lag):
@@ -256,7 +263,8 @@ class Worker:
             self._next_purge = now if purged >= marking.PURGE_ROWS else now + options.purge_interval
 
     def _send_unconfirmed(self, connection: sa.Connection) -> bool:
-        """Send rows without a callback again. Returns whether there may be more."""
+        """Send SENT rows again whose callback is overdue; those with no attempts left become WAITING. Returns whether
+        there may be more."""
         before, most = self._now_us() - self._rules.interval_us, max(self._options.batch_rows // 4, 1)
         rows = self._reader.due(connection, self.leases.lanes, State.SENT, before, most)
         if exhausted := [row for row in rows if row.attempts >= self._rules.redeliveries]:
@@ -279,7 +287,7 @@ class Worker:
         return Step(pause=_pause(self._database, text))
 
     def _connect(self) -> sa.Connection:
-        """Return the connection for single statements; each is a transaction of its own."""
+        """Return this worker's open connection, on which each statement is a transaction of its own."""
         if self._connection is None:
             self._connection = self._dialect.single.connect()
             self._clock_ahead = 0
@@ -303,7 +311,8 @@ class Worker:
 
 
 def _pause(backoff: Backoff, text: str) -> float:
-    """Return the seconds to back off after a failure; the first one is logged as a warning, others as details."""
+    """Count a failure in ``backoff`` and log ``text``, the first time as a warning, then as a detail. Returns the
+    seconds to back off."""
     level = logging.DEBUG if backoff.failing else logging.WARNING
     pause = backoff.failed()
     _log.log(level, "%s; next try in %.1f s", text, pause)

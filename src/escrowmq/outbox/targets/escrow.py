@@ -57,7 +57,7 @@ class EscrowTarget:
 
     @classmethod
     def over(cls, buses: Sequence[Bus], *, group: str = GROUP, timeout: float = 5.0) -> EscrowTarget:
-        """Build a target over one bus to each broker, in the order of the list. It closes them."""
+        """Build a target over one bus to each broker, in the order of the list. :meth:`close` closes them."""
         target = cls.__new__(cls)
         target._over([_Broker(bus, bus.router.links[0].address, group, timeout) for bus in buses])
         return target
@@ -87,7 +87,8 @@ class EscrowTarget:
         return codes
 
     def partly_there(self) -> bool:
-        """Return whether one of several brokers answers. Then the rows of the others must not block its rows."""
+        """Probe the brokers; return whether one answers. Always False with a single broker. If True, the rows of the
+        others must not block its rows."""
         return len(self._brokers) > 1 and any(not broker.meet(anew=True) for broker in self._brokers)
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class EscrowTarget:
             broker.close()
 
     def _where(self, batch: pa.RecordBatch) -> Places:
-        """Return the broker of each row."""
+        """Return the number of the broker that each row belongs to: by its key, without one by its id."""
         count = len(self._brokers)
         keys = pc.dictionary_encode(batch.column("key"))
         by_key = np.array([*(broker_of(key, count) for key in keys.dictionary.to_pylist()), 0], np.int64)
@@ -128,7 +129,8 @@ class _Broker:
         return self._send(batch)
 
     def meet(self, *, anew: bool = False) -> Code:
-        """Read the limits once, or probe it ``anew``. Returns OK, or why it does not answer."""
+        """Request the broker's limits, unless they are known; ``anew``: always. Returns OK, or why it does not answer
+        (DISCONNECTED without a request during the pause after a failure). Raises Misuse if it rejects the request."""
         if self._backoff.left():
             return Code.DISCONNECTED
         if anew or not self._met:
@@ -147,7 +149,8 @@ class _Broker:
         return self._good.issuperset(pc.unique(batch.column("topic")).to_pylist())
 
     def _carefully(self, batch: pa.RecordBatch, codes: Codes) -> Codes:
-        """Send nothing behind a refused row of its key, and rows of unproven topics one per key at a time."""
+        """Send a batch, but nothing behind a refused row of its key, and rows of unproven topics one per key at a time.
+        Returns one code per row; those not OK in ``codes`` are refused already."""
         keys = number_keys(batch.column("key"))
         hold_back(codes, keys)
         left = codes == Code.OK
@@ -206,7 +209,8 @@ def _single_urls(url: str) -> Sequence[str]:
 
 
 def _find_refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
-    """Return the codes of rows that this broker would surely refuse, by the columns alone."""
+    """Return one code per row of a batch: that of a row which the broker would surely refuse, by ``limits`` and names;
+    else OK."""
     codes = refusals(batch, limits)
     wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not is_name(topic)]
     if wrong:

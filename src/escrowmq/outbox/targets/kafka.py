@@ -138,7 +138,8 @@ class KafkaTarget:
         return self._producer
 
     def _check_topics(self, rows: Rows, codes: Codes, deadline: float) -> None:
-        """Refuse rows without a topic, or larger than their topic accepts."""
+        """Set the codes of rows that are refused before sending: their topic cannot be used, or they are larger than it
+        accepts. Lowers the producer's batch size to the smallest limit."""
         limits = self._limits(sorted(set(rows.topics)), deadline)
         for row in np.flatnonzero(codes == Code.OK).tolist():
             limit = limits[rows.topics[row]]
@@ -152,7 +153,8 @@ class KafkaTarget:
             self._batch_bytes = smallest
 
     def _produce(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
-        """Send ``wanted`` rows all at once and wait for their reports; a row without one is unknown."""
+        """Send the rows numbered ``wanted`` all at once, wait for their reports until ``deadline``, and set their
+        ``codes``. TIMED_OUT without a report: the result is unknown. A producer that failed is dropped."""
         producer = self._open()
         stopped: set[int] = set()
         reports: Reports = {}
@@ -193,8 +195,8 @@ class KafkaTarget:
                 return _code(problem.args[0])
 
     def _single_out(self, rows: Rows, refused: Int64s, codes: Codes, deadline: float) -> None:
-        """Send ``refused`` rows again, each alone: Kafka refused whole batches without naming the message that is too
-        large, and the producer stopped."""
+        """Send ``refused`` rows again, each alone, and set their ``codes``: Kafka refused whole batches without naming
+        the message that is too large, and the producer stopped."""
         for row in refused.tolist():
             codes[row] = Code.OK
             if behind_failures(codes, rows.key_numbers)[row] or time.monotonic() > deadline:
@@ -246,7 +248,8 @@ def _outcome(made: Any, seconds: float) -> Code | None:
 
 
 def _flush(producer: Producer, reports: Reports, deadline: float) -> bool:
-    """Wait for all reports. Returns whether the producer is reusable: nothing failed, and nothing is in flight."""
+    """Wait for the reports of all messages until ``deadline``, or shorter after a fatal error. Returns whether the
+    producer is reusable: nothing failed, and nothing is in flight."""
     sound = True
     while len(producer) and (left := deadline - time.monotonic()) > 0:
         if not _poll(producer, min(0.1, left)) and sound:
@@ -256,7 +259,8 @@ def _flush(producer: Producer, reports: Reports, deadline: float) -> bool:
 
 
 def _poll(producer: Producer, seconds: float) -> bool:
-    """Receive reports. Returns whether the producer is reusable."""
+    """Receive reports, waiting at most ``seconds``. Returns False after a fatal error, when queued messages are purged:
+    the producer is not reusable."""
     try:
         producer.poll(seconds)
     except (KafkaException, SystemError):

@@ -40,7 +40,8 @@ def open_target(url: str, **options: Any) -> Target:
 
 
 def read_options(url: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Convert options of a command line to the types of their defaults. Raises as :func:`open_target`."""
+    """Convert the options of a target (``texts``: by name, from a command line) to the types of their defaults. Raises
+    as :func:`open_target`."""
     parameters = inspect.signature(_class_of(url, texts)).parameters
     return {name: _value(name, text, parameters[name].default) for name, text in texts.items()}
 

@@ -143,7 +143,7 @@ class RabbitMqTarget:
         return Code.OK
 
     async def _connect(self, deadline: float) -> Code:
-        """Open a connection with a channel unless there is one. Returns why there is none, or OK."""
+        """Open a connection with a channel unless there is one. Returns OK, or the code why that failed."""
         if self._channel is not None and not self._channel.is_closed:
             return Code.OK
         await self._drop()
@@ -173,7 +173,8 @@ class RabbitMqTarget:
             await self._closing
 
     async def _declare_topics(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
-        """Declare missing queues; set the code of rows whose queue is not ready."""
+        """Declare the missing queues of the rows numbered ``wanted``; set the codes of rows whose queue is not ready,
+        and hold back the later ones of their keys."""
         now = time.monotonic()
         topics = sorted({rows.topics[row] for row in wanted.tolist()})
         problems = {topic: Code.QUEUE_FULL for topic in topics if self._not_before.get(topic, 0.0) > now}
@@ -188,7 +189,8 @@ class RabbitMqTarget:
         hold_back(codes, rows.key_numbers)
 
     async def _make(self, topic: str, seconds: float) -> Code:
-        """Declare a queue unless it exists. A new one is not used at once, see :data:`YOUNG_SECONDS`."""
+        """Declare the queue of a topic, and return OK if it can be used, else why not. QUEUE_FULL: a new quorum queue,
+        which is used after :data:`YOUNG_SECONDS`."""
         found = await self._declare_queue(topic, seconds, passive=True)
         if found not in (Code.OK, Code.NOT_FOUND):
             return found
@@ -218,7 +220,8 @@ class RabbitMqTarget:
         return Code.OK
 
     def _pause_silent(self, rows: Rows, sent: Int64s, codes: Codes) -> None:
-        """Pause a queue that does not answer, when others do: it has lost its leader."""
+        """Pause for ``timeout`` seconds the queues whose rows timed out, if another queue confirmed rows of the same
+        wave: they have lost their leader."""
         silent = {rows.topics[row] for row in sent[codes[sent] == Code.TIMED_OUT].tolist()}
         alive = {rows.topics[row] for row in sent[codes[sent] == Code.OK].tolist()}
         if alive:
@@ -247,7 +250,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work``; block until its result."""
+        """Run a coroutine on the loop's thread; block the calling thread until it has a result, and return that."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:

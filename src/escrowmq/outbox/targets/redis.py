@@ -117,8 +117,8 @@ class RedisTarget:
         return Promise("redis", durable, self._dedup_seconds > 0, max_body_bytes=self._max_body_bytes)
 
     def send(self, batch: Any) -> Codes:
-        """Return one code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) if the server
-        cannot keep the promise."""
+        """Add the rows of a batch to their streams; return one code per row, see :mod:`escrowmq.outbox.targets.seam`.
+        Raises Misuse(BAD_SETTING) if the server cannot keep the promise."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
@@ -144,7 +144,9 @@ class RedisTarget:
         self._drop()
 
     def _run(self, rows: Rows, part: Int64s, codes: Codes) -> Code:
-        """Add one script's rows. Returns why the result of all of them is unknown, or OK."""
+        """Add the rows numbered ``part`` to their streams by one script, and set their ``codes``. Returns OK, or the
+        code that holds for all of them instead: the request failed, its result is unknown, or too few replicas have
+        it."""
         try:
             client = self._connect()
             keys, arguments = self._arguments(rows, part)
@@ -191,7 +193,8 @@ class RedisTarget:
         self._pool.disconnect()
 
     def _check(self, client: redis.Redis) -> None:
-        """Raise Misuse(BAD_SETTING) unless the server keeps the promise. Runs on every new connection."""
+        """Raise Misuse(BAD_SETTING) if the server's settings keep less than the promise, or may evict entries. Runs on
+        every new connection."""
         try:
             settings = {**client.config_get("append*"), **client.config_get("maxmemory*")}
         except (ResponseError, NoPermissionError):
@@ -212,7 +215,7 @@ class RedisTarget:
 
 
 def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
-    """Yield parts of at most the rows and bytes of one script; a row alone may be larger."""
+    """Split row numbers into those of one script each, by its limits of rows and bytes; a row alone may be larger."""
     start, size = 0, 0
     for at, row in enumerate(wanted.tolist()):
         size += int(rows.body_bytes[row])
@@ -224,7 +227,7 @@ def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
 
 
 def _digest(fields: list[Any]) -> str:
-    """Return the digest of names and values; equal for equal messages."""
+    """Return the hexadecimal digest of a message's field names and values; equal for equal messages."""
     found = hashlib.blake2b(digest_size=16)
     for field in fields:
         raw = field if isinstance(field, bytes) else str(field).encode()
@@ -233,7 +236,8 @@ def _digest(fields: list[Any]) -> str:
 
 
 def _code(answer: str) -> Code:
-    """Convert an answer of Redis, whose errors begin with a name in capitals."""
+    """Return the code of the script's answer for a row (empty: OK) or of an error of Redis, which begins with a name in
+    capitals. DISCONNECTED if it is not known."""
     if not answer:
         return Code.OK
     if "OOM" in answer:

@@ -45,7 +45,8 @@ class Rows:
         self._delays = batch.column("delay_us").to_numpy()
 
     def headers(self, row: int, *, key: bool) -> Headers:
-        """Return id, tag, properties, and the ``key`` where the target has no place of its own for it."""
+        """Return the headers of a row as pairs: id, tag, properties, and with ``key`` also its key, for a target that
+        has no other place for it."""
         found: Headers = [(MESSAGE_ID_HEADER, self.ids[row])]
         own_key, tag = self.keys[row], self.tags[row]
         if key and own_key is not None:
@@ -55,7 +56,8 @@ class Rows:
         return found + (self.properties[row] or [])
 
     def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
-        """Return one code per row: OK unless it is refused without the server. ``queues``: rows may name theirs."""
+        """Check the rows without the server; return one code per row, OK if it may be sent. ``max_body_bytes``: None if
+        unlimited. ``queues``: rows may name a queue."""
         codes = np.zeros(self.count, np.uint8)
         if not queues:
             codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE
@@ -69,7 +71,7 @@ class Rows:
 
 
 def check_schema(batch: pa.RecordBatch) -> None:
-    """Raise Misuse(BAD_ARGUMENT) unless ``batch`` holds messages."""
+    """Raise Misuse(BAD_ARGUMENT) unless ``batch`` has the schema OUTGOING."""
     if not batch.schema.equals(schemas.OUTGOING):
         raise Misuse(Code.BAD_ARGUMENT, "a target takes batches of the schema OUTGOING", "see escrowmq.schemas")
 
@@ -82,7 +84,8 @@ def number_keys(keys: pa.Array) -> Int64s:
 
 
 def waves(numbers: Int64s) -> Iterator[Int64s]:
-    """Yield the first row of every key, then the second of every key, and so on."""
+    """Yield arrays of row numbers: the first row of every key, then the second of every key, and so on. ``numbers``: of
+    the keys, as of :func:`number_keys`."""
     order = np.argsort(numbers, kind="stable")
     rank = np.empty(len(numbers), np.int64)
     rank[order] = np.arange(len(numbers)) - np.searchsorted(numbers[order], numbers[order])
@@ -91,7 +94,8 @@ def waves(numbers: Int64s) -> Iterator[Int64s]:
 
 
 def behind_failures(codes: Codes, numbers: Int64s) -> Flags:
-    """Return which rows follow a row of their key that is not OK."""
+    """Return a mask of the rows that follow a row of their key whose code is not OK. ``numbers``: of the keys, as of
+    :func:`number_keys`."""
     first = np.full(len(numbers), len(numbers))  # by key number, which is less than the number of rows
     failed = np.flatnonzero(codes)
     np.minimum.at(first, numbers[failed], failed)
