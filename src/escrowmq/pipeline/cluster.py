@@ -18,7 +18,8 @@ _OTHERS = re.compile(r"yarn|k8s://.+")
 
 
 def check_master(master: str) -> None:
-    """Raise Misuse(BAD_URL) for a bad master URL, Unknown(DISCONNECTED) if no standalone master answers."""
+    """Raise Misuse(BAD_URL) for an invalid master URL, Unknown(DISCONNECTED) if no standalone master accepts a
+    connection within PATIENCE seconds. ``local``, ``yarn`` and ``k8s`` masters are only checked for their form."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return
     problems = []

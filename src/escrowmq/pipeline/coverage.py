@@ -46,8 +46,8 @@ class Coverage:
 
 
 def read_coverage(url: str, sources: Collection[str]) -> Coverage:
-    """Find the queues of these topics, and of ``%half``, that do not begin at 0, and what a folder may lack. Raises the
-    errors of opening a broker or a folder."""
+    """Find the queues of these topics (and of ``%half``, if it is one of ``sources``) whose first messages were
+    removed, and what a data folder may lack at its end. Raises the errors of opening a broker or a folder."""
     with brokers.opened(url) as links:
         at = {link.address: link for link in links}
         found = []
@@ -73,7 +73,7 @@ def _read_stored_us(link: Link, source: str, queue: int, first: int, end: int) -
 
 
 def describe_beginnings(found: Iterable[Beginning]) -> str:
-    """Format the beginnings, at most MOST_SHOWN of them."""
+    """Format the queues as a text with the offsets at which they begin; at most MOST_SHOWN of them."""
     every = list(found)
     more = f" and {len(every) - MOST_SHOWN:,} more" if len(every) > MOST_SHOWN else ""
     return ", ".join(map(str, every[:MOST_SHOWN])) + more

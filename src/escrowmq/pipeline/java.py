@@ -50,7 +50,7 @@ def java_version(program: Path) -> int:
 
 
 def _run(program: Path, *options: str) -> str:
-    """Return what Java prints; "" if it does not run."""
+    """Run a ``java`` program with these options; return what it prints, "" if it does not run or fails."""
     try:
         result = subprocess.run([program, *options], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -95,7 +95,8 @@ def write_launcher(java: Java, home: Path) -> Path:
 
 
 def _find_home_programs(program: Path) -> Iterator[Path]:
-    """Yield the program folder of the home that a Java reports. Lazy, because it starts Java."""
+    """Start a Java to learn its home; yield the folder of the programs in it, or nothing. Lazy, because it starts
+    Java."""
     if match := re.search(r"(?m)^ *java\.home = (.+)$", _run(program, "-XshowSettings:properties", "-version")):
         yield Path(match[1]) / "bin"
 

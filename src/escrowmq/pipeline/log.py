@@ -33,12 +33,13 @@ class BrokerLog:
     def topics(
         self, names: Sequence[str], columns: Collection[str], starts: Mapping[str, int] = NO_STARTS
     ) -> DataFrame:
-        """Return the visible messages of some topics, from the offsets of ``starts`` by topic partition. Raises,
-        when it is used, Rejected(UNKNOWN_TOPIC) and others."""
+        """Return the visible messages of some topics. ``starts``: by topic partition (TOPIC/SHARD/QUEUE, the shard in
+        hexadecimal), the first offset to read. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and others."""
         return self._read(",".join(names), columns, **_make_start(starts))
 
     def half(self, columns: Collection[str], starts: Mapping[str, int] = NO_STARTS) -> DataFrame:
-        """Return the half messages of all topics, from the positions of ``starts`` by shard."""
+        """Return the half messages of all topics, those of decided transactions too. ``starts``: by shard
+        (``%half/SHARD/0``, the shard in hexadecimal), the first position to read."""
         return self._read(HALF_VIEW_NAME, columns, **_make_start(starts))
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
@@ -46,7 +47,7 @@ class BrokerLog:
         return self._read(OP_VIEW_NAME, columns)
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
-        """Return what operators did to places of a consumer group."""
+        """Return the operator actions on messages of a consumer group (retry, discard, edit, reset), one row each."""
         return self._read(GROUP_ACT_VIEW_NAME, columns, group=group)
 
     def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
@@ -63,8 +64,8 @@ def _make_start(starts: Mapping[str, int]) -> dict[str, str]:
 
 
 def log_rows(url: str, topics: Sequence[str]) -> int:
-    """Return the approximate number of rows of a pass over the log: half messages and the messages of these topics.
-    Raises the errors of opening a broker or a folder: Misuse(NOT_A_DATA_FOLDER), Unknown, ..."""
+    """Return about how many rows a pass over the log reads: half messages, and the messages of these topics. Raises the
+    errors of opening a broker or a folder: Misuse(NOT_A_DATA_FOLDER), Unknown, ..."""
     with brokers.opened(url) as links:
         sources = [HALF_VIEW_NAME, *([",".join(topics)] if topics else [])]
         options = [read_options({"url": url, "topic": source}) for source in sources]

@@ -138,12 +138,13 @@ def write_home(home: Path) -> str | None:
 
 
 def driver_memory_mib(machine_bytes: int) -> int:
-    """Return the Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
+    """Return the size of the Java heap in MiB for a machine with ``machine_bytes`` of memory: a quarter, at least 512
+    MiB, at most 4 GiB."""
     return int(min(max(machine_bytes // 4 // _MIB, 512), 4096))
 
 
 def _find_session(name: str) -> SparkSession | None:
-    """Return the session of this process, or of spark-submit; None if there is none."""
+    """Return the Spark session that this process already has, or that spark-submit started; None if there is none."""
     if "pyspark" not in sys.modules and SUBMITTED not in os.environ:
         return None
     from pyspark.sql import SparkSession
@@ -209,7 +210,7 @@ def _stop(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _set_environment(values: dict[str, str | None]) -> Iterator[None]:
-    """Context manager: set environment variables (None: unset)."""
+    """Context manager: set environment variables (None: unset them), and restore the previous values at the end."""
     before = {name: os.environ.pop(name, None) for name in values}
     try:
         os.environ.update({name: value for name, value in values.items() if value is not None})

@@ -27,7 +27,7 @@ _HINT = (
 
 
 def on_cluster(spark: SparkSession) -> bool:
-    """Return whether a cluster does the work, rather than this process's own Java."""
+    """Return whether the session's master is a cluster, rather than this process's own Java."""
     return not str(spark.sparkContext.master).startswith("local")
 
 
@@ -68,6 +68,6 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
 
 
 def _name_if_blind(mark: str, _: Iterable[int]) -> Iterator[str]:
-    """Yield the name of a task's machine if a file is missing there."""
+    """Yield the name of the machine on which this task runs if the file ``mark`` is missing there, else nothing."""
     if not os.path.exists(mark):
         yield socket.gethostname()

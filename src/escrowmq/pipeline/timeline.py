@@ -26,7 +26,7 @@ _CODES = 8
 
 
 def select_half(half: DataFrame, *more: Column) -> DataFrame:
-    """Select half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
+    """Convert half messages of :meth:`BrokerLog.half` → ``transaction, checks, stored_us`` and the columns ``more``."""
     checks, stored = f.col("checks").cast("long").alias("checks"), f.unix_micros("stored").alias("stored_us")
     return half.select(f.col("transaction_id").alias("transaction"), checks, stored, *more)
 
@@ -73,8 +73,8 @@ def _decode(code: Column, words: list[str]) -> Column:
 
 
 def count_over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
-    """Convert transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``)
-    in each bucket of time."""
+    """Convert transactions → ``event, bucket, number``: how many began (event ``prepared``) and ended (event: the value
+    of column ``by``) in each bucket of ``bucket_us`` microseconds, numbered from ``start_us`` on."""
     moments = f.array(
         f.struct(f.col("stored_us").alias("at"), f.lit("prepared").alias("event")),
         f.struct(f.col("decided_us").alias("at"), f.col(by).alias("event")),
@@ -89,8 +89,8 @@ def count_over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) ->
 
 
 def count_latencies(every: DataFrame, by: str) -> DataFrame:
-    """Convert transactions → ``by, step, number``: decisions by the time from half message to decision. Step s holds
-    latencies from 10^(s / LATENCY_STEPS) microseconds to the next."""
+    """Convert transactions → ``by, step, number``: counts of decisions by the value of column ``by``, and by the time
+    from half message to decision. Step s holds latencies from 10^(s / LATENCY_STEPS) microseconds to the next."""
     waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(1))
     step = f.floor(f.log10(waited) * LATENCY_STEPS).cast("int").alias("step")
     return every.where(f.col("decided_us").isNotNull()).groupBy(by, step).agg(f.count("*").alias("number"))
@@ -114,7 +114,8 @@ def compute_totals(every: DataFrame) -> DataFrame:
 
 
 def collect_counts(counts: DataFrame) -> dict[str, dict[int, int]]:
-    """Collect rows of a name, a number and a count. Returns the counts by name and number, in order of both."""
+    """Collect a frame of three columns: a name, a number (such as a bucket or step) and a count. Returns the counts by
+    name and number, in order of both."""
     found: dict[str, dict[int, int]] = {}
     for name, number, count in sorted(map(tuple, counts.collect())):
         found.setdefault(name, {})[number] = count
@@ -122,5 +123,5 @@ def collect_counts(counts: DataFrame) -> dict[str, dict[int, int]]:
 
 
 def make_series(counts: Mapping[str, Mapping[int, int]], size: int) -> dict[str, list[int]]:
-    """Convert counts by name and bucket to a list of ``size`` values per name, with 0 for empty buckets."""
+    """Convert counts by name and bucket to lists of ``size`` values by name, with 0 for empty buckets."""
     return {name: [by.get(bucket, 0) for bucket in range(size)] for name, by in counts.items()}

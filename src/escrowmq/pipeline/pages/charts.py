@@ -24,8 +24,8 @@ HEIGHT = 220
 
 
 def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
-    """Return a histogram of decision latencies. Each series has a name, a colour and the counts by step (see
-    timeline.count_latencies). Returns "" without series."""
+    """Return an SVG histogram of decision latencies; "" if there are none. Each series is a name, a colour and the
+    counts by step (see timeline.count_latencies)."""
     named = list(named)
     steps = [step for _, _, counts in named for step in counts]
     if not steps:
@@ -46,7 +46,7 @@ def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
 
 
 def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: float, **axes: Any) -> str:
-    """Return a chart of undecided transactions over time, from the numbers that began and ended in each bucket of
+    """Return an SVG chart of undecided transactions over time, from the numbers that began and ended in each bucket of
     ``seconds``. ``axes`` as in svg.lines."""
     left = [sum(values) for values in zip(*ended, strict=True)] or [0] * len(begun)
     held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(begun, left, strict=True)))]
@@ -56,7 +56,7 @@ def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: flo
 
 
 def _duration(microseconds: float) -> str:
-    """Return a power of ten in the unit that makes it short."""
+    """Return a number of microseconds (a power of ten) as a text in the unit that makes it short: ``10 ms``."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= size:
             return f"{microseconds / size:g} {unit}"

@@ -12,8 +12,8 @@ from escrowmq import __version__
 
 
 def document(title: str, body: str, *, command: str = "", made: str = "", style: str = "") -> str:
-    """Return the whole page. ``body`` is HTML, ``style`` is more CSS. The foot shows the ``command`` that creates the
-    page again, when it was ``made``, and versions."""
+    """Return a whole HTML page. ``body`` is HTML, ``style`` is more CSS. The foot shows the ``command`` that creates
+    the page again, when it was ``made``, and versions."""
     versions = f"EscrowMQ {__version__}, Spark {version('pyspark')}, Python {platform.python_version()}"
     foot = " · ".join([*([f"<code>{escape(command)}</code>"] if command else []), *filter(None, [made, versions])])
     css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8") + style
@@ -26,22 +26,22 @@ def document(title: str, body: str, *, command: str = "", made: str = "", style:
 
 
 def figure(name: str, value: int, mood: str = "") -> str:
-    """Return a number with its name. ``mood`` is good, bad or empty."""
+    """Return the HTML of a number with its name. ``mood``, a class for its style, is good, bad or empty."""
     return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
 
 
 def figures(*every: str) -> str:
-    """Return figures side by side."""
+    """Return HTML that shows several results of :func:`figure` side by side."""
     return f'<div class="figures">{"".join(every)}</div>'
 
 
 def section(title: str, note: str, content: str) -> str:
-    """Return a part of a page with a title. ``content`` is HTML."""
+    """Return the HTML of a part of a page: a title, a note, and ``content``, which is HTML."""
     return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table. Cells are HTML. A head that begins with # aligns its column as numbers."""
+    """Return the HTML of a table. Cells are HTML. A head that begins with # aligns its column as numbers."""
     klass = [' class="number"' if head.startswith("#") else "" for head in heads]
     top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))
     lines = [[c if c.startswith("<td") else f"<td{k}>{c}</td>" for c, k in zip(r, klass, strict=True)] for r in rows]

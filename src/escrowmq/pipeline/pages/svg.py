@@ -48,17 +48,19 @@ class Frame:
     height: int = HEIGHT
 
     def x(self, value: float) -> float:
-        """Return pixels from the left edge. Values outside the range are drawn at its end."""
+        """Return the pixels from the left edge at which a data value is drawn. Values outside the range are drawn at
+        its end."""
         low, high = self.x_range
         return LEFT + min(max((value - low) / ((high - low) or 1), 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Return pixels from the top edge. Values outside the range are drawn at its end."""
+        """Return the pixels from the top edge at which a data value is drawn. Values outside the range are drawn at its
+        end."""
         return self.height - BOTTOM - min(max(value / (self.y_top or 1), 0.0), 1.0) * (self.height - TOP - BOTTOM)
 
 
 def nice_ticks(top: float, about: int = 5) -> list[float]:
-    """Return about ``about`` round numbers, from 0 to at least ``top``."""
+    """Return about ``about`` round numbers, evenly spaced, from 0 to at least ``top``."""
     if top < 1e-9:
         return [0.0, 1.0]
     rough = top / about
@@ -79,8 +81,8 @@ def lines(
     y_label: str = "",
     height: int = HEIGHT,
 ) -> str:
-    """Draw lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as dashed
-    verticals."""
+    """Return a chart as SVG: lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as
+    dashed verticals."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
     ends = [each[-1] for each in (x, *(s.x for s in series if s.x)) if each]
     span = max([*ends, *(mark.at for mark in marks)], default=1.0)
@@ -103,8 +105,8 @@ def bars(
     height: int = HEIGHT,
     scale: Callable[[float], float] = float,
 ) -> str:
-    """Draw stacked bars. Bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis (for example
-    :func:`math.sqrt`, so that a bar of one is visible beside a bar of thousands)."""
+    """Return a chart of stacked bars as SVG. Bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y
+    axis (for example :func:`math.sqrt`, so that a bar of one is visible beside a bar of thousands)."""
     count = len(edges) - 1
     stacked = [sum(s.values[i] for s in series) for i in range(count)]
     ticks = _scale_ticks(max(stacked, default=0), scale)
@@ -126,7 +128,8 @@ def bars(
 
 
 def _scale_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
-    """Return ticks for the y axis: evenly spaced numbers, or powers of ten where the scale bends."""
+    """Return the values of ticks for a y axis up to ``top``: evenly spaced numbers, or powers of ten if ``scale`` bends
+    it."""
     if scale is float:
         return nice_ticks(top)
     powers = [float(10**n) for n in range(0, max(math.ceil(math.log10(max(top, 1))), 1) + 1)]
@@ -203,8 +206,8 @@ def _mark(frame: Frame, mark: Mark) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """Return names and colours above the plot, left to right, and the number of lines. Widths are estimated from the
-    number of characters."""
+    """Return the SVG of a legend above the plot (names and colours, left to right), and its number of lines. Widths are
+    estimated from the number of characters."""
     parts, x, line = [], float(LEFT), 0
     for name, color in entries:
         width = LEGEND_GAP + LETTER * len(name)

@@ -53,7 +53,8 @@ def _find_kind(kind: str, half: DataFrame, commits: DataFrame, settled_before: d
 
 
 def together(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return both sides as one frame: ``id``, ``at``, ``digest``, ``half`` (1, or 0 for a commit)."""
+    """Return both sides as one frame, a row per sighting: ``id``, ``at``, ``digest``, ``half`` (1, or 0 for a commit).
+    Raises Misuse(BAD_ARGUMENT) for a side that lacks a column."""
     return _prepare_side("half", half, 1).unionByName(_prepare_side("commits", commits, 0))
 
 
@@ -70,14 +71,14 @@ def _prepare_side(name: str, side: DataFrame, half: int) -> DataFrame:
 
 
 def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return one row per id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is
-    known)."""
+    """Convert both sides → one row per id: ``id, halves, commits`` (numbers of sightings), ``first_seen, last_seen,
+    unlike`` (whether contents differ; null if no content is known)."""
     return together(half, commits).groupBy("id").agg(*make_aggregates())
 
 
 def make_aggregates(*, copies: bool = False) -> list[Column]:
-    """Return the aggregates over all sightings of one id; with ``copies`` an id may have several contents, and each
-    should be on both sides equally often."""
+    """Return the columns of :func:`tally`, as aggregates over all sightings of one id. With ``copies`` an id may have
+    several contents, and ``uneven`` states whether one is on one side more often than on the other."""
     digests = [f.array_sort(f.collect_list(f.when(f.col("half") == side, f.col("digest")))) for side in (1, 0)]
     here, there = (f.array_distinct(one) for one in digests)
     unlike = here != there if copies else f.min("digest") != f.max("digest")
@@ -103,7 +104,8 @@ def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetim
 
 
 def judge(tallies: DataFrame, due: Column) -> DataFrame:
-    """Convert tallies to findings. Kinds that need a grace time are reported only where ``due``."""
+    """Convert tallies to findings: ``kind, id, halves, commits, first_seen, last_seen``. ``missing`` and ``unexpected``
+    are reported only where the condition ``due`` is true."""
     halves, commits = f.col("halves"), f.col("commits")
     kind = (
         f.when(f.col("id").isNull(), "nameless")
@@ -118,7 +120,7 @@ def judge(tallies: DataFrame, due: Column) -> DataFrame:
 
 
 def to_timestamp(when: datetime) -> Column:
-    """Return a time as a timestamp, independent of the time zones of the machine and the session. A naive time is
+    """Return a time as a Spark timestamp, independent of the time zones of the machine and the session. A naive time is
     UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return f.timestamp_micros(f.lit((aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))

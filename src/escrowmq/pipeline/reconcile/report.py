@@ -58,7 +58,7 @@ class Report:
 
     @property
     def agrees(self) -> bool:
-        """Return whether both sides have the same ids, with the same content."""
+        """Return whether both sides have the same ids, with the same content. ``uncovered`` ids do not count."""
         return not (self.missing or self.unexpected or self.differing or self.repeated or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def reconcile(
     ``out`` is a folder, on any file system that Spark can write to, that gets ``findings`` as Parquet with every
     finding, and ``report.json``; earlier content is replaced. On a cluster all workers must see it; this is checked
     before and after writing. ``covered_from`` is the time from which both sides are complete (None: from their
-    beginning). ``incomplete`` is copied to the report: what a side may lack at its end. With ``copies`` each
-    content of an id should be on both sides equally often. The same sides and
-    ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
+    beginning). ``incomplete`` is copied to the report: what a side may lack at its end. With ``copies`` each content of
+    an id should be on both sides equally often. The same sides and ``settled_before`` give the same report. Raises
+    Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
 
@@ -128,8 +128,8 @@ def reconcile(
 
 
 def _add_empty_row(sightings: DataFrame) -> DataFrame:
-    """Add a row of nulls, which no count includes. Without rows Spark would skip the work and never report the
-    totals."""
+    """Return the sightings with a row of nulls added, which no count includes. Without rows Spark would skip the work
+    and never report the totals."""
     nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in sightings.schema.fields]
     return sightings.unionByName(sightings.sparkSession.range(1).select(*nothing))
 
@@ -153,7 +153,7 @@ def _check_written(found: DataFrame, folder: str) -> None:
 
 
 def _write_text(frame: DataFrame, path: str, text: str) -> None:
-    """Write one file to a folder of this machine, or to any file system that Spark knows."""
+    """Write a text file through Spark, on any file system that it knows; replaces an existing one."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
     target = jvm.org.apache.hadoop.fs.Path(path)

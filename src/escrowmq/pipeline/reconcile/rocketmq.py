@@ -24,7 +24,8 @@ SCHEMA = (
 
 
 def read_both(spark: SparkSession, folder: Path, url: str, theirs: str, ours: str) -> tuple[list[Side], Coverage]:
-    """Return the copy of RocketMQ's topic ``theirs`` and the topic ``ours`` as sides, and the limits of both."""
+    """Return two sides, the copy in ``folder`` of RocketMQ's topic ``theirs`` and the topic ``ours`` of the broker at
+    ``url``, and the limits of both."""
     copied, limits = read_copy(spark, folder, theirs)
     seen = read_coverage(url, [ours])
     whole = not seen.incomplete

@@ -80,7 +80,7 @@ def start(
 
 
 def as_messages(found: DataFrame) -> DataFrame:
-    """Convert findings to ``key``, ``body`` for a topic."""
+    """Convert findings to messages for the output topic: ``key`` (the id) and ``body`` (JSON, see BODY)."""
     rows = as_rows(found)
     body = f.to_json(f.struct(*rows.columns), {"ignoreNullFields": "false"}).cast("binary")
     return rows.select(f.col("id").alias("key"), body.alias("body"))

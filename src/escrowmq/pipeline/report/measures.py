@@ -71,7 +71,8 @@ def summarize_topics(seconds: DataFrame) -> DataFrame:
 
 
 def count_volumes(seconds: DataFrame, start_s: int, bucket_s: int) -> DataFrame:
-    """Convert counts by second → ``topic, bucket, messages``."""
+    """Convert counts by second → ``topic, bucket, messages``; a bucket is ``bucket_s`` seconds, numbered from
+    ``start_s`` on."""
     bucket = f.floor((f.col("second") - start_s) / bucket_s).cast("int").alias("bucket")
     return seconds.groupBy("topic", bucket).agg(f.sum("messages").alias("messages"))
 

@@ -33,7 +33,7 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 def page(report: Report) -> str:
-    """Return the whole page as text."""
+    """Return the whole report as the text of an HTML page."""
     parts = [_head(report), _volumes(report), _latency(report), _checks(report), _waits(report), _escrow(report)]
     when = f"as of {_moment(report.as_of_us)} UTC" if report.as_of_us else ""
     return document("EscrowMQ report", "".join(parts), command=f"escrowmq report --url {report.url}", made=when)
@@ -80,7 +80,8 @@ def _volumes(report: Report) -> str:
 
 
 def _trend(values: Sequence[int]) -> str:
-    """Return the last quarter beside the one before."""
+    """Return a text such as ``↑ +12%``: the sum of the last quarter of ``values`` compared with the quarter before; ""
+    if both are 0."""
     size = len(values) // 4
     before, now = sum(values[-2 * size : -size]), sum(values[-size:])
     if not size or not (before or now):
@@ -178,7 +179,8 @@ _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800,
 
 
 def _ticks(report: Report) -> list[tuple[float, str]]:
-    """Return seconds after the start, at round times of the clock, and how they are written."""
+    """Return the ticks of the time axis, at round times of the clock: seconds after the report's start, and their
+    text."""
     seconds = len(report.begun) * report.bucket_us // 1_000_000
     step = next((step for step in _STEPS if seconds / step <= 8), -(-seconds // 8 // 86_400) * 86_400)
     start = report.start_us // 1_000_000
@@ -198,7 +200,7 @@ def _moment(us: int) -> str:
 
 
 def _short(us: float) -> str:
-    """Return a duration to three digits, in the unit that fits."""
+    """Return a duration in microseconds as a text of three digits, in the unit that fits: ``1.5 h``."""
     for unit, size in (("d", 86_400e6), ("h", 3_600e6), ("min", 60e6), ("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.3g} {unit}"

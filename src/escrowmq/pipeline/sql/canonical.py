@@ -53,7 +53,8 @@ _KINDS = {
 
 
 def canonical(name: str, kind: str) -> Column:
-    """Return the canonical text of a column of plain text."""
+    """Return a Spark column: the plain text of column ``name`` converted to the canonical text of ``kind``; unchanged
+    if it is no value of that kind."""
     return f.expr(_KINDS[kind].replace("TEXT", f"`{name}`")) if kind in _KINDS else f.col(f"`{name}`")
 
 
@@ -62,8 +63,9 @@ AMOUNT = "decimal(37, 18)"
 
 
 def to_amount(text: Column, kind: str) -> Column:
-    """Return the value of a canonical text of a number or a time (in microseconds). Null for a text that is no value,
-    and for values of 20 and more digits before the point. Digits after the 18th behind the point are rounded."""
+    """Return the value of a canonical text of a number or a time (in microseconds) as a decimal, to compute with. Null
+    for a text that is no value, and for values of 20 and more digits before the point. Digits after the 18th behind the
+    point are rounded."""
     if kind in ("float", "float32"):
         bits = f.replace(text, f.lit("-"), f.lit("")).try_cast("bigint")
         decoded = f.java_method(f.lit("java.lang.Double"), f.lit("longBitsToDouble"), bits)
@@ -74,5 +76,5 @@ def to_amount(text: Column, kind: str) -> Column:
 
 
 def to_micros(time: Column) -> Column:
-    """Return the canonical text of a timestamp."""
+    """Return the canonical text of a timestamp column: microseconds since 1970 UTC."""
     return f.unix_micros(time).cast("string")

@@ -73,7 +73,8 @@ def read_sums(spark: SparkSession, reads: Sequence[TextRead], partition_rows: in
 
 
 def cell(number: int) -> str:
-    """Return the name of the column with a text, by its number in the read."""
+    """Return the name of the column of :func:`read_texts` that has the text of a read's column with this number:
+    ``c0``, ..."""
     return f"c{number}"
 
 

@@ -86,12 +86,13 @@ class SqlRead:
         return f"SqlRead({safe_url(self.url)}, {self.table})"
 
     def check(self) -> dict[str, str]:
-        """Return the Spark type of each column of the table. Raises as :func:`check`."""
+        """Check that the table has the columns of this read; return the Spark type of every column of the table by
+        name. Raises as :func:`check`."""
         return check(self.url, self.table, (*self.columns, *(name for name, _, _ in self.where)))
 
     def ranges(self, rows: int) -> list[tuple[str, Bounds]]:
-        """Return the key and the bounds of each range, with about ``rows`` matching rows per range. Raises
-        Misuse(BAD_ARGUMENT) for a table without a primary key."""
+        """Return the ranges into which the table is cut, each as the name of the key column and its bounds: about
+        ``rows`` matching rows per range. Raises Misuse(BAD_ARGUMENT) for a table without a primary key."""
         with engines.opened(self.url) as engine, engine.connect() as connection:
             if keys := sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]:
                 key, begins = str(keys[0]), self._find_quantiles(connection, keys[0], rows)
@@ -100,7 +101,8 @@ class SqlRead:
         return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
     def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind]) -> Iterator[list[pa.Array]]:
-        """Yield the rows of a range in batches of columns of these ``kinds``."""
+        """Read the rows of a range of :meth:`ranges`; yield batches, each a list of Arrow arrays of these ``kinds``,
+        one per column."""
         query = self._make_query(*self.columns)
         for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
@@ -134,21 +136,23 @@ class SqlRead:
 
 
 def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
-    """Return where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows``
-    rows. Parts are even in numbers, not in rows: gaps make some smaller, but one distant number cannot produce a
+    """Return where to cut the key values ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows``
+    rows. Parts are even in key values, not in rows: gaps make some smaller, but one distant value cannot produce a
     million parts."""
     step = -(-(highest - lowest + 1) // -(-rows // size))
     return list(range(lowest, highest + 1, step))[1:]
 
 
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Return the Spark type of each column of a table. Raises Misuse(BAD_ARGUMENT) for a missing table or column, or a
-    file that is no database; Misuse(BAD_URL); and Unknown(DISCONNECTED) if the database is unavailable."""
+    """Check that a table has ``columns``; return the Spark type of every column of it by name. Raises
+    Misuse(BAD_ARGUMENT) for a missing table or column, or a file that is no database; Misuse(BAD_URL); and
+    Unknown(DISCONNECTED) if the database is unavailable."""
     return {name: _find_kind(type_).spark for name, type_ in reflect(url, table, columns)[1].items()}
 
 
 def reflect(url: str, table: str, columns: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the database's dialect, and the type of each column of a table. Raises as :func:`check`."""
+    """Check that a table has ``columns``; return the name of the database's dialect, and the SQLAlchemy type of every
+    column of the table by name. Raises as :func:`check`."""
     check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
         try:

@@ -66,7 +66,8 @@ class TextRead:
         return f"TextRead({safe_url(self.url)}, {self.table})"
 
     def ranges(self, rows: int) -> list[tuple[str, Bounds]]:
-        """Return the key and the bounds of each range, with about ``rows`` rows per range."""
+        """Return the ranges into which the table is cut, each as its key (a column, ``rowid`` or ``ctid``; "" for a
+        single range) and bounds, with about ``rows`` rows per range."""
         with _connected(self.url) as connection:
             key = self._find_key(connection)
             if key is None:
@@ -80,7 +81,8 @@ class TextRead:
             return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
     def batches(self, key: str, bounds: Bounds) -> Iterator[list[pa.Array]]:
-        """Yield the rows of a range in batches of columns. Invalid UTF-8 gets replacement characters."""
+        """Read the rows of a range of :meth:`ranges`; yield batches, each a list of Arrow arrays of texts, one per
+        column. Invalid UTF-8 gets replacement characters."""
         check_there(self.url, self.inode)
         with _connected(self.url) as connection:
             quote, dialect = _quoting(connection), connection.dialect.name
@@ -120,7 +122,7 @@ class TextRead:
         return [pa.array([line[n] for line in lines], kind) for n, kind in enumerate(kinds)]
 
     def count_ids(self, ids: Sequence[str]) -> int:
-        """Return how many of these ids, as texts, the table has."""
+        """Return how many of these ids, given as texts, occur in the table's id column."""
         with _connected(self.url) as connection:
             quote, dialect, id = _quoting(connection), connection.dialect.name, self.columns[0]
             text = texts.select_exact(dialect, quote(id.name), id.native)
@@ -129,7 +131,8 @@ class TextRead:
             return int(connection.scalar(wanted) or 0)
 
     def _make_query(self, quote: Any, dialect: str, selected: str, key: str, bounds: Bounds) -> tuple[str, Any]:
-        """Return the query of a range, and its values."""
+        """Return the SQL that reads the expressions ``selected`` of the rows of a range, and the values of its
+        parameters by name."""
         conditions, values = [], {}
         for n, (name, native, text) in enumerate(self.where):
             conditions.append(f"{texts.select_exact(dialect, quote(name), native)} = :w{n}")
@@ -151,7 +154,8 @@ class TextRead:
         return f"SELECT {selected} FROM {quote(self.table)}{where}", values
 
     def _find_key(self, connection: sa.Connection) -> str | None:
-        """Return the column, or the address of rows, by which ranges are cut; None for a single range."""
+        """Return the column, or the address of rows (``rowid``, ``ctid``), by which ranges are cut; None for a single
+        range."""
         dialect = connection.dialect.name
         if dialect == "sqlite":
             plain = "SELECT 1 FROM pragma_table_list WHERE name = ? AND type = 'table' AND NOT wr"  # wr: no row ids
@@ -169,7 +173,8 @@ class TextRead:
         return connection.scalar(sa.select(sa.func.min(sa.column(key))).select_from(sa.table(self.table)))
 
     def _cut_evenly(self, connection: sa.Connection, key: str, lowest: int, rows: int) -> list[int]:
-        """Cut integer keys by their values. Rows are counted, so that one distant key does not make many ranges."""
+        """Return the integer keys at which ranges begin, evenly spaced, with about ``rows`` rows each. Rows are
+        counted, so that one distant key does not make many ranges."""
         column: sa.ColumnClause[Any] = sa.column(key)
         found = sa.select(sa.func.max(column), sa.func.count()).select_from(sa.table(self.table))
         highest, count = connection.execute(found).one()
@@ -182,7 +187,8 @@ class TextRead:
         return list(range(step, pages, step))
 
     def _walk(self, connection: sa.Connection, key: str, lowest: Any, rows: int) -> Iterator[Any]:
-        """Yield every key that is ``rows`` entries of the index after the last."""
+        """Yield the keys at which ranges of ``rows`` rows begin, after ``lowest``: each is found in the index from the
+        one before."""
         column: sa.ColumnClause[Any] = sa.column(key)
         while lowest is not None:
             after = sa.select(column).select_from(sa.table(self.table)).where(column > lowest)
@@ -191,13 +197,15 @@ class TextRead:
 
 
 def reflect_texts(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Return the native kind of each column of a table. Raises as :func:`escrowmq.pipeline.sql.tables.check`."""
+    """Check that a table has ``columns``; return the native kind of every column of it by name. Raises as
+    :func:`escrowmq.pipeline.sql.tables.check`."""
     dialect, found = reflect(url, table, columns)
     return {name: texts.find_native(type_, dialect) for name, type_ in found.items()}
 
 
 def can_sum(url: str) -> bool:
-    """Return whether the database computes checksums: a server whose texts are UTF-8."""
+    """Return whether the database at ``url`` computes checksums: MySQL, MariaDB, or PostgreSQL with the encoding
+    UTF-8."""
     with _connected(url) as connection:
         if connection.dialect.name == "postgresql":
             return bool(connection.scalar(sa.text("SHOW server_encoding")) == "UTF8")
@@ -223,7 +231,8 @@ def _quoting(connection: sa.Connection) -> Any:
 
 
 def _render(connection: sa.Connection, query: str, values: dict[str, Any]) -> str | None:
-    """Return the query with its values as literals; None if a value has none, or ADBC is not installed."""
+    """Return the query with its values as literals, for ADBC; None if a value has no literal, or ADBC is not
+    installed."""
     try:
         import adbc_driver_postgresql.dbapi  # noqa: F401
 
@@ -246,7 +255,7 @@ def _fetch_arrow(url: sa.URL, query: str) -> Iterator[list[pa.Array]]:
 
 
 def _make_texts(column: Sequence[Any]) -> pa.Array:
-    """Return values of a driver as texts: texts, bytes of texts, or floats of SQLite."""
+    """Convert values of a driver (texts, bytes of texts, or floats of SQLite) to an Arrow array of texts."""
     try:
         return pa.array(column, pa.binary()).cast(pa.utf8())
     except (pa.ArrowInvalid, pa.ArrowTypeError):  # a float, or not UTF-8

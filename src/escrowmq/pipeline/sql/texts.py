@@ -59,7 +59,8 @@ _UNIFIED = {
 
 
 def find_native(found: Any, dialect: str) -> str:
-    """Return the native kind of a reflected column type."""
+    """Return the native kind, such as ``integer`` or ``time``, of a column type that SQLAlchemy reflected; ``text`` for
+    unknown types."""
     name = type(found).__name__
     if getattr(found, "display_width", None) == 1:  # the BOOL of MariaDB is a TINYINT of width 1
         return "boolean"
@@ -140,8 +141,8 @@ _MY = {
 
 
 def select_text(dialect: str, column: str, native: str, kind: str) -> str:
-    """Return the SQL of the text of a quoted column: canonical if :func:`is_canonical`, else plain. SQLite returns
-    floats as such, because its own text of them is rounded."""
+    """Return the SQL expression of the text of ``column`` (quoted): canonical in ``kind`` if :func:`is_canonical`, else
+    plain. SQLite returns floats as such, because its own text of them is rounded."""
     if dialect == "sqlite":
         plain = f"CAST({column} AS TEXT)"
         blob = f"lower(hex({column}))" if kind in ("bytes", "uuid") else plain
@@ -152,7 +153,8 @@ def select_text(dialect: str, column: str, native: str, kind: str) -> str:
 
 
 def select_exact(dialect: str, column: str, native: str) -> str:
-    """Return the SQL of a column's text that is compared byte by byte with a condition of a manifest."""
+    """Return the SQL expression of a column's text for a byte-by-byte comparison with a text of the user: a condition
+    of a manifest, or an id."""
     if dialect == "sqlite":
         return f"CAST({column} AS TEXT)"
     kind = compared_kind(native)
@@ -175,7 +177,8 @@ SETTINGS["mariadb"] = SETTINGS["mysql"]
 
 
 def hash_id(dialect: str, id: str) -> str:
-    """Return the SQL of the hash of an id by which windows are assigned: the first 60 bits of its MD5."""
+    """Return the SQL of the hash of an id by which windows are assigned: the first 60 bits of the MD5 of its text, of
+    which ``id`` is the SQL."""
     return _to_number(dialect, f"md5({known_id(id)})", 1, 15)
 
 
@@ -185,7 +188,8 @@ def known_id(id: str) -> str:
 
 
 def digest(dialect: str, id: str, texts: Sequence[str]) -> str:
-    """Return the SQL of the MD5 of a row: its id and these texts, each with its length in bytes; ``N`` for null."""
+    """Return the SQL of the MD5 of a row: its id and ``texts`` (each SQL), each with its length in bytes; ``N`` for
+    null."""
     length = "octet_length" if dialect == "postgresql" else "LENGTH"
     join, shape = (" || ", "{} || ':' || {}") if dialect == "postgresql" else (", ", "concat({}, ':', {})")
     marked = [f"coalesce({shape.format(f'{length}({text})', text)}, 'N')" for text in (known_id(id), *texts)]
@@ -193,7 +197,8 @@ def digest(dialect: str, id: str, texts: Sequence[str]) -> str:
 
 
 def sum_halves(dialect: str, hashed: str) -> tuple[str, str]:
-    """Return the SQL of the sums of the lower and the upper half of the first 64 bits of MD5s."""
+    """Return the SQL of two sums over rows: of the lower and of the upper half of the first 64 bits of the MD5
+    ``hashed``."""
     lower, upper = (f"coalesce(sum({_to_number(dialect, hashed, start, 8)}), 0)" for start in (9, 1))
     return lower, upper
 

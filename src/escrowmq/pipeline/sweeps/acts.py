@@ -129,7 +129,8 @@ def _select_columns(*names: str) -> sa.Select[Any]:
 
 
 def _fence(order_db: sa.Connection, trans_id: str, books: Books) -> str:
-    """Insert the mark that there is no order, unless there is a mark. Returns the mark that is stored."""
+    """Insert the mark ``never`` (there is no order) for ``trans_id``, unless there is a mark. Returns the mark that is
+    stored."""
     marks = table(books.marks, books.mark_trans_id, books.mark_word)
     try:
         with order_db.begin_nested():

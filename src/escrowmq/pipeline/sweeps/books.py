@@ -81,8 +81,8 @@ class Books:
         return cls(**given)
 
     def check(self, orders: tuple[str, ...], products: str) -> None:
-        """Raise Misuse(BAD_ARGUMENT), naming what is missing, if the databases lack a table or column of these
-        names."""
+        """Check that each database of orders (URLs) and the one of products (a URL) have all tables and columns of
+        these names. Raises Misuse(BAD_ARGUMENT), naming what is missing."""
         of_orders = (self.order_trans_id, self.order_state, self.order_pay_by, self.order_settled, *self.event_columns)
         of_freezes = (self.freeze_trans_id, self.freeze_product_id, self.freeze_amount, self.freeze_state)
         for url in orders:
@@ -93,10 +93,10 @@ class Books:
         check(products, self.freezes, (*of_freezes, self.freeze_time, *more))
 
     def ticks(self, time_us: int) -> int:
-        """Convert microseconds to the time unit of these tables."""
+        """Convert microseconds to the unit in which these tables store times (``ticks_per_second``)."""
         return time_us * self.ticks_per_second // 1_000_000
 
 
 def table(name: str, *columns: str) -> sa.TableClause:
-    """Return a table by name, without reading its schema from the database."""
+    """Return a SQLAlchemy table of this name with these columns, without reading its schema from the database."""
     return sa.table(name, *(sa.column(column) for column in columns))

@@ -46,11 +46,12 @@ class Connections(ExitStack):
 
     @property
     def products(self) -> sa.Connection:
-        """The product database. Raises SQLAlchemyError if it is unavailable."""
+        """The connection of the product database. Raises SQLAlchemyError if it is unavailable."""
         return self._connect(self._databases.products)
 
     def orders(self, shard: int | None) -> Sequence[sa.Connection]:
-        """Return the connection of a shard, or of all shards for None. Raises SQLAlchemyError if one is unavailable."""
+        """Return the connection of one order database, by its shard number, or of all for None. Raises SQLAlchemyError
+        if one is unavailable."""
         urls = self._databases.orders if shard is None else self._databases.orders[shard : shard + 1]
         return [self._connect(url) for url in urls]
 

@@ -127,7 +127,8 @@ def sweep_freezes(
 
 
 def _act_on_candidates(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
-    """Act on every candidate, in parallel on all cores. Returns the sums."""
+    """Call ``act`` for every candidate row, in parallel on Spark's cores, with a task's connections. Returns the counts
+    of the results; logs failures."""
     spread = found.repartition(found.sparkSession.sparkContext.defaultParallelism, found.columns[0])
     results = spread.rdd.mapPartitions(lambda rows: _act_on_rows(rows, databases, act)).collect()
     acts: Counter[str] = Counter()
@@ -140,7 +141,8 @@ def _act_on_candidates(found: DataFrame, databases: Databases, act: Callable[[Co
 
 
 def _act_on_rows(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Done]:
-    """Act on the candidates of a task, one after the other. Failures are reported and left for the next run."""
+    """Call ``act`` for the candidates of one task, one after the other. Returns counts by result; failures are counted,
+    the first named, and left for the next run."""
     done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
     with Connections(databases) as opened:
@@ -156,8 +158,8 @@ def _act_on_rows(rows: Iterable[Row], databases: Databases, act: Callable[[Conne
 
 
 def _read_now_us(now_us: int | None, databases: Databases) -> int:
-    """Return ``now_us``, or the earliest of the databases' clocks, so that a fast clock of this machine cannot make
-    anything due early."""
+    """Return ``now_us``, or for None the earliest of the databases' clocks (microseconds since 1970), so that a fast
+    clock of this machine cannot make anything due early."""
     if now_us is not None:
         return now_us
     return min(map(read_database_us, (databases.products, *databases.orders)))

@@ -56,7 +56,7 @@ class Totals:
         """By sweep: what its last run could not settle."""
 
     def add(self, found: Mapping[str, Swept]) -> None:
-        """Add the results of a run."""
+        """Add the results of one run, by name of the sweep."""
         with self._lock:
             self.runs += 1
             for name, swept in found.items():
@@ -64,14 +64,15 @@ class Totals:
                 self.acts.update({(name, act): count for act, count in swept.acts.items()})
 
     def snapshot(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
-        """Return the counts of acts by sweep and act, and the unsettled candidates by sweep."""
+        """Return the number of candidates by (sweep, result), and by sweep those that its last run could not settle."""
         with self._lock:
             return dict(self.acts), dict(self.waiting)
 
 
 @contextmanager
 def turn(url: str) -> Iterator[bool]:
-    """Context manager: hold the lock on sweeping these products. Yields False if another process has it."""
+    """Context manager: take the lock on sweeping in the product database at ``url``, without waiting, and hold it.
+    Yields False if another process has it."""
     with engines.opened(url) as engine:
         if engine.dialect.name == "sqlite":
             with _file_lock(engine.url.database) as held:
@@ -157,7 +158,8 @@ def keep_sweeping(
 
 
 def make_failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
-    """Return the event about unsettled candidates: their number by sweep, and at least some of the rows."""
+    """Return the event, for :func:`post`, about candidates that a run could not settle: their number by sweep, and at
+    least some of them by name."""
     rows = [{"sweep": name, **alert} for name, swept in found.items() for alert in swept.to_json()["alerts"]]
     return {"event": "sweep.failed", "failed": {name: swept.failed for name, swept in found.items()}, "rows": rows}
 
@@ -173,14 +175,14 @@ def _send_alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> No
 
 
 def check_alarm(url: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if the URL cannot receive alarms."""
+    """Raise Misuse(BAD_ARGUMENT) unless the URL begins with ``http://`` or ``https://``."""
     if not url.startswith(("http://", "https://")):
         raise error(Code.BAD_ARGUMENT, f"--alarm {shown_address(url)}", "an address to post JSON to: https://HOST/PATH")
 
 
 def post(url: str, event: Mapping[str, Any]) -> None:
-    """Post an event as JSON. The receiver must respond with a status of 200 to 299. Tries ``ALARM_TRIES`` times, then
-    raises Unknown(DISCONNECTED). Raises Misuse(BAD_ARGUMENT) for an invalid URL."""
+    """Post an event as JSON to ``url``. The receiver must respond with a status of 200 to 299. Tries ``ALARM_TRIES``
+    times, then raises Unknown(DISCONNECTED). Raises Misuse(BAD_ARGUMENT) for an invalid URL."""
     check_alarm(url)
     body = json.dumps(event).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
