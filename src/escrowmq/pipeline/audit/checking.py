@@ -50,7 +50,8 @@ def check(folder: Path) -> list[Problem]:
 
 
 def _find_missing(manifest: Manifest) -> Iterator[tuple[Path_, str]]:
-    """Yield what a valid manifest names that is not there."""
+    """Yield an error (path of the field, and text) for each table, column, file, topic or log that a valid manifest
+    names and that cannot be read, and for a wrong ``unique``."""
     from escrowmq.pipeline.audit.parts.columns import find_column_problems
     from escrowmq.pipeline.audit.tables import check_columns, is_unique, make_read
 
@@ -104,7 +105,7 @@ def _check_file(manifest: Manifest, name: str) -> dict[str, str | None]:
 
 
 def _try(what: Callable[[], _Result]) -> tuple[_Result | None, str]:
-    """Return the result of a call, or its error."""
+    """Call ``what``; return its result and "", or None and the text of its error."""
     try:
         return what(), ""
     except EscrowError as problem:
@@ -114,12 +115,13 @@ def _try(what: Callable[[], _Result]) -> tuple[_Result | None, str]:
 
 
 def _find_line(lines: Mapping[Path_, int], at: Path_) -> int:
-    """Return the line of a value, or of the nearest one around it."""
+    """Return the line of the value at path ``at``, or of the nearest value around it. ``lines``: of
+    :func:`_find_lines`."""
     return next(lines[at[:size]] for size in range(len(at), -1, -1) if at[:size] in lines)
 
 
 def _find_lines(text: str) -> dict[Path_, int]:
-    """Return the line of each value of valid JSON."""
+    """Return the line, from 1, of each value of valid JSON, by its path (keys and numbers)."""
     lines: dict[Path_, int] = {}
     decoder = json.JSONDecoder()
 

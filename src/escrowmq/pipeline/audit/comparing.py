@@ -28,9 +28,9 @@ class Tallied:
 
 @contextmanager
 def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
-    """Context manager: compare all sides, and keep the tallies until the block ends. ``count`` is the number of
-    windows; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists comparisons that share
-    their suspects: a window that is suspect in one is suspect in all of them."""
+    """Context manager: compare all sides, and keep the tallies until the block ends. ``count`` is the number of windows
+    whose checksums are compared first; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists
+    comparisons, by number, that share their suspects: a window that is suspect in one is suspect in all of them."""
     proven: dict[int, int] = {}
     limits = frames.find_limits(every)
     width = max(map(len, limits.values()), default=0)
@@ -48,7 +48,8 @@ def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int]
 
 
 def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
-    """Return, for each comparison, the number of rows that are proven equal, and the windows that are not."""
+    """Compare the checksums of ``count`` windows. Returns, by number of the comparison, how many rows are proven equal,
+    and the windows that are not proven."""
     numbers = set().union(*[rows.comparisons for rows in every])
     lines = windows.compare_windows(every, count).collect()  # one per window and comparison
     equal = {number: set(range(count)) for number in numbers}
@@ -65,7 +66,8 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
 
 
 def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool, width: int) -> DataFrame:
-    """Return the witnesses of the windows that are not proven equal. Reads nothing if there are none."""
+    """Return the witnesses of the rows of one frame that are in suspect windows (not proven equal) of their comparison.
+    Reads nothing if there are none."""
     some = set().union(*[suspects[number] for number in rows.comparisons])
     if not some:
         return frames.find_witnesses(rows, rows.frame.limit(0), width)

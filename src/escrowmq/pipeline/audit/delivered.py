@@ -57,14 +57,15 @@ def find_places(log: BrokerLog, group: str) -> DataFrame:
 
 
 def broadcast_if_few(found: DataFrame) -> DataFrame:
-    """Return the places with the hint to broadcast them to every worker if they are few. Counts them, so persist them
+    """Return the places, marked for broadcast to every worker if they are few and small. Counts them, so persist them
     first."""
     size = found.agg(f.count("*").alias("rows"), f.sum(f.length(f.col(INSTEAD)["body"])).alias("bytes")).collect()[0]
     return f.broadcast(found) if size["rows"] <= FEW_PLACES and (size["bytes"] or 0) <= FEW_BYTES else found
 
 
 def apply_edits(messages: DataFrame, found: DataFrame) -> DataFrame:
-    """Convert messages (with PLACE) to what the group gets, with the same columns."""
+    """Convert messages (with PLACE) to those the group gets, with the same columns: without discarded ones, edited ones
+    replaced. ``found``: of :func:`find_places`."""
     at_places = messages.join(found, list(PLACE), "left").where(f.col(ACT).isNull() | (f.col(ACT) == "edit"))
     return at_places.select(*[_replace_column(name) for name in messages.columns])
 
@@ -79,7 +80,8 @@ def _replace_column(name: str) -> Column:
 
 
 def read_messages(log: BrokerLog, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
-    """Return the messages of some topics as the group of these places gets them → ``columns``."""
+    """Return the ``columns`` of the messages of some topics as a group gets them. ``found``: its places, of
+    :func:`find_places`."""
     return apply_edits(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
 
 

@@ -57,9 +57,10 @@ class Candidate:
 
 
 def draft(folder: Path, log: str, topics: Sequence[str], databases: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Write the manifest of a run folder. The first of ``databases`` (URLs, or SQLite files) is the producer's, the
-    others are consumers'. Returns the manifest, and notes for the user. Raises Misuse(BAD_ARGUMENT) if the folder has
-    one, or no table has the ids of a topic, and the errors of databases and brokers."""
+    """Draft the manifest of a run folder for a log (a broker's URL or a data folder) and write it there. The first of
+    ``databases`` (URLs, or SQLite files) is the producer's, the others are consumers'. Returns the manifest as JSON
+    values, and notes for the user. Raises Misuse(BAD_ARGUMENT) if the folder has one, or no table has the ids of a
+    topic, and the errors of databases and brokers."""
     path = folder / NAME
     if path.exists():
         raise Misuse(Code.BAD_ARGUMENT, f"{path} exists", "remove it, or name another folder")
@@ -108,7 +109,8 @@ def _add(raw: dict[str, Any], topic: str, found: Candidate, *, is_producer: bool
 
 
 def _sample(log: str, topic: str) -> Sampled:
-    """Read the first messages of a topic."""
+    """Read the first messages of each queue of a topic from the log at URL ``log``; return their ids and the fields of
+    their bodies."""
     found = Sampled(topic)
     with brokers.opened(log) as links:
         at = {link.address: link for link in links}
@@ -129,7 +131,8 @@ def _sample(log: str, topic: str) -> Sampled:
 def _find_candidates(
     database: str, written: str, sampled: Iterable[Sampled], folder: Path
 ) -> list[tuple[str, Candidate]]:
-    """Return the tables of a database that have the ids of a topic, with the topic."""
+    """Return the tables of a database that have some of the sampled ids of a topic, as pairs of topic and table.
+    ``written``: the database's name in the manifest."""
     url = absolute(fill_in(database)) if "://" in database or database.startswith("$") else readonly_url(Path(database))
     with engines.opened(url) as engine, engine.connect() as connection:
         names = [name for name in sa.inspect(connection).get_table_names() if name not in metadata.tables]
@@ -146,7 +149,8 @@ def _find_candidates(
 
 
 def _find_id(url: str, table: str, natives: dict[str, str], sampled: Sampled) -> tuple[str, str] | None:
-    """Return the column of a table with most of a topic's ids, and where messages have them."""
+    """Return the column of a table that has most of a topic's sampled ids, and where messages have them: ``key`` or
+    ``message_id``. None if no column has any."""
     best, most = None, 0
     for where, ids in sampled.ids.items():
         for name, native in natives.items():
@@ -160,7 +164,8 @@ def _find_id(url: str, table: str, natives: dict[str, str], sampled: Sampled) ->
 
 
 def name_database(database: str, folder: Path) -> tuple[str, str]:
-    """Return the name of a database in a manifest, and a note if secrets of its URL must be in the environment."""
+    """Return the name of a database (a URL, or a SQLite file) for a manifest: secrets become environment variables,
+    files within ``folder`` relative. The second text is a note which variables the user must set; "" if none."""
     if "://" not in database and not database.startswith("$"):
         path = Path(database).absolute()
         return (str(path.relative_to(folder.absolute())) if path.is_relative_to(folder.absolute()) else str(path)), ""

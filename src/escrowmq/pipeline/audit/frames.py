@@ -45,7 +45,7 @@ Limits = Mapping[int, Sequence[Decimal]]
 
 
 def find_limits(every: Sequence[Rows]) -> Limits:
-    """Return the limits of all comparisons that have some."""
+    """Return by comparison how much the values of its ``near`` columns may differ; without those that have none."""
     roles = [role for rows in every for speaker in rows.speakers for role in speaker.roles]
     return {role.comparison: [limit for _, limit in role.near] for role in roles if role.near}
 
@@ -68,14 +68,15 @@ def make_witness(role: Role, cell: Cell = f.col, width: int = 0) -> Column:
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Convert rows of a side and ``said`` (an array of :func:`make_witness`) → ``id`` and the fields of the witness;
-    one row per role."""
+    """Convert rows of a side → ``id`` and the fields of a witness, one row per role. ``said``: an array of
+    :func:`make_witness`, one per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("id", "said.*")
 
 
 def find_witnesses(rows: Rows, some: DataFrame, width: int = 0) -> DataFrame:
-    """Convert some rows of the frame of ``rows`` to their witnesses in all roles."""
+    """Convert ``some`` rows of the frame of ``rows`` to witnesses, one per row and role. ``width`` as in
+    :func:`make_witness`."""
     return witnesses(rows.open(some), rows.id, rows.map_roles(partial(make_witness, width=width)))
 
 
@@ -113,7 +114,8 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def undecided(half: DataFrame) -> DataFrame:
-    """Convert half messages (``id``, ``state`` text) → findings ``orphaned``: ids of undecided transactions."""
+    """Convert half messages (``id``, ``state`` text) → findings of kind ``orphaned``: the ids whose transaction is
+    undecided."""
     found = half.where(f.col("state").isin(*UNDECIDED)).groupBy("id").agg(f.count("*").alias("found"))
     comparison, expected = f.lit(-1).alias("comparison"), f.lit(0).cast("long").alias("expected")
     return found.select("id", comparison, expected, "found", f.lit("orphaned").alias("kind"))

@@ -85,12 +85,12 @@ class Comparison:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that are compared, as far as they are named."""
+        """The columns that are compared, without ALL and the excluded ones."""
         return tuple(name for name in self.columns if name not in (ALL, *self.exclude))
 
 
 def of_group(name: str) -> tuple[str, str]:
-    """Return the consumer group and topic of a side ``group:GROUP/TOPIC``."""
+    """Split ``GROUP/TOPIC``, the name of a side ``group:``, into consumer group and topic."""
     group, _, topic = name.partition("/")
     return group, topic
 
@@ -136,7 +136,8 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
-        """Convert the JSON form, of which :func:`find_problems` found none."""
+        """Build the manifest of ``folder`` from its JSON form, in which :func:`find_problems` must have found no
+        error."""
         return cls(
             folder=folder,
             title=raw.get("title", ""),
@@ -179,7 +180,8 @@ class Manifest:
         return f"topic {name}" if kind == "topic" else f"committed half messages of {name}"
 
     def _name_database(self, name: str) -> str:
-        """Return a name without users and secrets: ``cart.db``, ``postgresql://HOST/DATABASE``."""
+        """Return a display name, without users and secrets, of the database of table ``name``: ``cart.db``,
+        ``postgresql://HOST/DATABASE``."""
         database = self.tables[name].database
         if "://" not in database and not database.startswith("$"):
             return database
@@ -217,7 +219,8 @@ _NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false
 
 
 def find_problems(raw: Any) -> list[Problem]:
-    """Return all errors in the JSON form of a manifest."""
+    """Return all errors in the JSON form of a manifest, each as the path of its field and a text. Opens no database or
+    file."""
     found = list(_check_fields("the manifest", "it", raw, ()))
     if found:
         return found
@@ -239,7 +242,8 @@ def find_problems(raw: Any) -> list[Problem]:
 
 
 def _check_fields(kind: str, what: str, value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Yield what is missing, unknown or of a wrong type."""
+    """Yield an error for each field of an object that is missing, unknown or of a wrong type. ``kind``: which fields it
+    has; ``what``: its name in the text; ``at``: its path."""
     known = _FIELDS[kind]
     if not isinstance(value, dict):
         yield at, f"{what} is not an object"
@@ -279,7 +283,8 @@ def _check_comparison(raw: Any, value: Any, at: tuple[str | int, ...]) -> Iterat
 
 
 def _check_columns(value: Any, at: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Yield what is wrong with the columns of a comparison, as far as the manifest itself shows it."""
+    """Yield the errors of ``columns``, ``exclude``, ``tolerance`` and ``clock_skew`` of a comparison (``value``, at
+    path ``at``) that the manifest itself shows."""
     columns, excluded = value["columns"], value.get("exclude", ())
     if ALL in columns:
         if len(columns) > 1:

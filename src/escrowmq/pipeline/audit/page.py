@@ -53,8 +53,9 @@ class Pictures:
     def of(
         cls, transactions: DataFrame, half: DataFrame, wrong: DataFrame, first_us: int | None, last_us: int | None
     ) -> Pictures:
-        """Collect the numbers of :func:`timeline.unpack`, half messages (``transaction, stored_us, hashed, state``) and
-        findings (``kind, id``); empty if there are no transactions."""
+        """Collect the numbers of the charts from the transactions of :func:`timeline.unpack`, half messages
+        (``transaction, stored_us, hashed, state``) and findings (``kind, id``); empty if there are no transactions.
+        ``first_us``, ``last_us``: of the transactions, microseconds since 1970."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
@@ -68,8 +69,8 @@ class Pictures:
 
 
 def _count_differences(half: DataFrame, wrong: DataFrame, start_us: int, bucket_us: int) -> DataFrame:
-    """Convert findings → ``kind, bucket, number``: their ids by the time of their first half message. Ids without one
-    are left out."""
+    """Convert findings → ``kind, bucket, number`` of ids, by the bucket of ``bucket_us`` in which their first half
+    message was stored, numbered from ``start_us`` on. Ids without a half message are left out."""
     ids = wrong.select("kind", f.xxhash64("id").alias("hashed")).distinct()
     bucket = ((f.min("stored_us") - start_us) / bucket_us).cast("int").alias("bucket")
     at = half.join(ids, "hashed").groupBy("kind", "hashed").agg(bucket)
@@ -86,7 +87,7 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 
 def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
-    """Return the whole page as text. Its foot states how and when it was made."""
+    """Return the audit's page as HTML text. Its foot shows the ``command`` and when it was ``made``."""
     parts = [_head(verdict)]
     if pictures.over_time:
         parts += [_draw_flow(pictures, events), *(draw(pictures, events) for draw in (_states, _escrow, _draw_checks))]
@@ -251,7 +252,7 @@ def _kills(events: Events, pictures: Pictures) -> str:
 
 
 def _leaders(events: Events, pictures: Pictures) -> str:
-    """Return when each broker led, for brokers that share a log; empty for others."""
+    """Return the HTML of a table of changes of leader, of brokers that share a log; "" without such events."""
     rows: list[list[str]] = []
     for e in sorted([*events.of("leads"), *events.of("answered")], key=lambda e: int(e["at_us"])):
         after = f"{e['seconds']:.2f} s" if "seconds" in e else ""
@@ -271,12 +272,13 @@ def _leaders(events: Events, pictures: Pictures) -> str:
 
 
 def _times(pictures: Pictures) -> list[float]:
-    """Return seconds at the end of each bucket, 0 in front."""
+    """Return the x axis of the charts: 0, then the seconds at which each bucket ends."""
     return [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
 
 
 def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
-    """Return the common settings of charts over time: the axis, and a mark per kill."""
+    """Return the options that all charts over time pass to ``svg``: label and ticks of the x axis, and a mark per
+    killed process."""
     marks = []
     for e in events.kills:
         kind = "broker" if e["who"].startswith("broker-") else e["who"]  # of several, each has a name of its own

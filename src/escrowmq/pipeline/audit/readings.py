@@ -44,13 +44,14 @@ class Readings:
         self._natives: dict[str, dict[str, str | None]] = {}
 
     def close(self) -> None:
-        """Release the places that are kept."""
+        """Release the cached frames of :meth:`find_places`."""
         for found in self._places.values():
             found.unpersist()
         self._places.clear()
 
     def find_places(self, group: str) -> DataFrame:
-        """Return :func:`escrowmq.pipeline.audit.delivered.find_places`, kept until :meth:`close`."""
+        """Return the places at which a consumer group no longer gets the message of the topic, see
+        :func:`escrowmq.pipeline.audit.delivered.find_places`; cached until :meth:`close`."""
         if group not in self._places:
             self._places[group] = delivered.find_places(self.log, group).persist()
         return self._places[group]
@@ -94,8 +95,8 @@ class Readings:
         )
 
     def _learn_types(self, comparisons: Sequence[Comparison]) -> None:
-        """Find the native kinds of all columns of tables and files that are compared. Raises Misuse for a database, a
-        table, a file or a column that is missing."""
+        """Look up and store the native kinds of the columns of all tables and files that are compared. Raises Misuse
+        for a database, a table, a file or a column that is missing."""
         used: dict[str, set[str]] = {}
         for c in comparisons:
             for side in c.sides:
@@ -113,8 +114,8 @@ class Readings:
         return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
     def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:
-        """Return the rows of tables, by name in the manifest: those of which a server computes checksums, and the
-        others. ``sample``: as of :class:`Readings`, None for all ids."""
+        """Return the rows of tables in at most two frames: tables of which a server computes checksums, and the others.
+        ``roles``: by name of the table in the manifest. ``sample``: as of :class:`Readings`, None for all ids."""
         sides = [
             TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"], sample)
             for name, its in roles.items()
@@ -123,7 +124,8 @@ class Readings:
         return [read_tables(self.spark, group) for group in groups if group]
 
     def _open_file(self, name: str) -> DataFrame:
-        """Open a Parquet file in the run folder, or at a URL that Spark knows."""
+        """Return file ``name`` of the manifest as a frame: a Parquet file in the run folder, or at a URL that Spark
+        knows. Raises Misuse(BAD_ARGUMENT) if it is missing."""
         path = self._manifest.files[name].path
         if "://" not in path:
             here = self._manifest.folder / path
@@ -133,7 +135,7 @@ class Readings:
         return self.spark.read.parquet(path)
 
     def _read_file(self, name: str, roles: tuple[Role, ...]) -> Rows:
-        """Return the rows of a Parquet file."""
+        """Return the rows of file ``name`` of the manifest, as far as they meet its conditions."""
         file, frame = self._manifest.files[name], self._open_file(name)
         for column, value in file.where.items():
             frame = frame.where(f.col(column).cast("string") == value)
@@ -150,14 +152,14 @@ class Readings:
         return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, _find_cell),), made)
 
     def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Return the committed messages of topics, as consumers see them."""
+        """Return the visible messages of topics as one frame; ``roles`` by topic."""
         rows = self._make_rows(roles, lambda columns: self.log.topics(list(roles), columns))
         columns = self._list_needed(roles) | {"shard", "queue", "offset"}
         growth = Growth(tuple(roles), lambda starts: self.log.topics(list(roles), columns, starts))
         return replace(rows, growth=growth)
 
     def _read_delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Return the messages of topics that a consumer group was to handle."""
+        """Return the messages of topics that a consumer group was to handle, as one frame; ``roles`` by topic."""
         found = delivered.broadcast_if_few(self.find_places(group))
         return self._make_rows(roles, lambda cs: delivered.read_messages(self.log, list(roles), sorted(cs), found))
 
@@ -197,12 +199,13 @@ class Readings:
         return f.when(f.col("topic").isin(*others), _to_hex(f.col("message_id"))).otherwise(own) if others else own
 
     def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-        """Return the columns of format "escrow" that these roles need. Fields are in the body."""
+        """Return the columns of format "escrow" that must be read for these roles. A field of a JSON body needs
+        ``body``."""
         own = {key.partition(" ")[2] for key in _list_used(roles)}
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
     def _read_halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Return the half messages whose transaction committed."""
+        """Return the half messages of topics whose transaction committed, as one frame; ``roles`` by topic."""
         wanted = f.col("state") == "committed"
         rows = self._make_rows(roles, lambda columns: self.log.half({*columns, "state"}).where(wanted))
         columns = self._list_needed(roles) | {"state", "shard", "position"}
@@ -210,14 +213,15 @@ class Readings:
         return replace(rows, growth=growth)
 
     def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
-        """Return the rows of messages; ``read`` reads some of their columns."""
+        """Return messages as the sides of these roles (by topic); ``read(columns)`` reads the messages."""
         speakers = tuple(Speaker(its, _find_cell, f.col("topic") == name) for name, its in roles.items())
         frame, slim = read(self._list_needed(roles)), read(self._id_columns)
         return Rows(frame, self.id, speakers, _list_made_columns(roles), slim)
 
 
 def _take_sample(rows: Rows, parts: int) -> Rows:
-    """Return the rows of a sample. Servers that compute sums select it themselves."""
+    """Return the rows whose ids are in the sample of so many ``parts`` of SAMPLED_OF; unchanged if servers compute the
+    sums, because these select the sample themselves."""
     if rows.sum_windows is not None:
         return rows
     is_in = is_sampled(rows.known_id, parts)
@@ -233,7 +237,8 @@ def _read_sampled(growth: Growth, is_in: Column, starts: Mapping[str, int]) -> D
 
 
 def show_cell(key: str, cell: Cell) -> Column:
-    """Return the text of a cell, also of one that is compared as it is stored."""
+    """Return the text, for display, of the value of a key (kind and column name). ``cell`` finds the column of a
+    key."""
     kind, _, name = key.partition(" ")
     return (_OWN[name]() if kind == STORED else cell(key)).cast("string")
 
@@ -268,7 +273,7 @@ def _name_cell(key: str) -> str:
 
 
 def _find_cell(key: str) -> Column:
-    """Return a column of a message, or else a field of its JSON body; or a column of a file."""
+    """Return the column of a message or file row that has the text of a key (kind and column name)."""
     return f.col(f"`{_name_cell(key)}`")
 
 
@@ -283,7 +288,7 @@ def _make_text(key: str) -> Column:
 
 
 def _sort_properties() -> Column:
-    """Return the properties in a fixed order. Few rows need sorting."""
+    """Return the properties of a message as an array of entries in a fixed order. Few rows need sorting."""
     entries = f.map_entries(f.col("properties"))
     return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
 

@@ -71,7 +71,8 @@ class Grown:
     keep: Callable[[Sums], None]
 
     def add(self, lines: DataFrame) -> DataFrame:
-        """Convert the sums of ``fresh`` by SETTLED to the sums of all rows."""
+        """Add to the sums of ``fresh`` (``lines``, by SETTLED) those of ``before``; return the sums of all rows, in the
+        columns SUMS. Passes the sums of all settled rows to ``keep``."""
         every, settled = dict(self.before), dict(self.before)
         for row in lines.collect():
             at = (row["comparison"], bool(row["expected"]), row["window"])
@@ -116,7 +117,7 @@ class Rows:
         return reduce(lambda made, columns: made.withColumns(dict(columns)), self.made, frame)
 
     def select_ids(self, ids: Collection[str]) -> DataFrame:
-        """Return the rows of some ids."""
+        """Return the rows of the frame that have one of these ids; a server reads only the windows that they are in."""
         frame = self.frame
         if self.select_windows is not None:
             some = {int(hashlib.md5(id.encode()).hexdigest()[:15], 16) % _PARTS for id in ids}
@@ -129,12 +130,13 @@ class Rows:
         return f.coalesce(self.id, f.lit(NO_ID))
 
     def map_roles(self, what: Callable[[Role, Cell], Column]) -> Column:
-        """Return an array of ``what`` for every role of a row; null for a row of no side. A row is read once, even for
-        many comparisons."""
+        """Call ``what(role, cell)`` for every role of each speaker; return, for a row, the array of its own speaker's
+        columns (null for a row of no speaker). A row is read once, even for many comparisons."""
         return self.select_own([[what(role, speaker.cell) for role in speaker.roles] for speaker in self.speakers])
 
     def select_own(self, values: Sequence[Sequence[Column]]) -> Column:
-        """Return an array of the values of a row's own speaker."""
+        """Return, for a row, the array of the ``values`` of its own speaker. ``values``: for each speaker, in order;
+        those without values are left out."""
         pairs = [(one.where, f.array(*its)) for one, its in zip(self.speakers, values, strict=True) if its]
         return f.coalesce(*[its if where is None else f.when(where, its) for where, its in pairs])
 

@@ -101,9 +101,9 @@ def audit(
     state: State | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Verdict, Pictures]:
-    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``covered``: what the log no
-    longer contains. ``windows`` (see :func:`escrowmq.pipeline.audit.comparing.tally_sides`) and ``state`` do not change
-    the verdict."""
+    """Compare all sides and measure the transactions; return the verdict and the numbers of the charts. Only frames of
+    a bounded size are collected. ``covered``: what the log no longer contains. ``windows`` (see
+    :func:`escrowmq.pipeline.audit.comparing.tally_sides`) and ``state`` do not change the verdict."""
     every = [*manifest.comparisons, *_list_consumer_comparisons(manifest)]
     tied = list(range(len(manifest.comparisons), len(every)))
     judges = [comparison.judges for comparison in every]
@@ -152,7 +152,7 @@ def audit(
 
 @contextmanager
 def _persist(frame: DataFrame) -> Iterator[DataFrame]:
-    """Context manager: keep a frame in memory or on disk."""
+    """Context manager: keep a frame in memory or on disk until the end of the block."""
     try:
         yield frame.persist()
     finally:
@@ -179,7 +179,8 @@ def _list_consumer_comparisons(manifest: Manifest) -> list[Comparison]:
 
 
 def _find_consumed(done: Tallied, numbers: Sequence[int]) -> int:
-    """Return the number of ids that every consumer's table has."""
+    """Return how many ids are in every consumer's table. ``numbers``: those of the comparisons of
+    :func:`_list_consumer_comparisons`."""
     if not numbers:
         return 0
     return done.proven.get(numbers[0], 0) + frames.find_common_ids(done.tallies.where("expected > 0"), numbers).count()
@@ -188,7 +189,8 @@ def _find_consumed(done: Tallied, numbers: Sequence[int]) -> int:
 def _name_findings(
     manifest: Manifest, readings: Readings, covered: Coverage, wrong: DataFrame, labels: Mapping[int, str]
 ) -> tuple[Finding, ...]:
-    """Return the first findings, ordered by kind and id, with their explanations."""
+    """Return the first MOST_FINDINGS findings, ordered by kind and id, with their explanations. ``labels``: names of
+    the comparisons by number."""
     rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
     reasons = explain_findings(manifest, readings, covered, rows)
     return tuple(

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 def check_columns(manifest: Manifest, name: str, columns: Collection[str]) -> dict[str, str | None]:
-    """Return the native kinds of a table's columns. Raises as :func:`escrowmq.pipeline.sql.tables.check`."""
+    """Check that a table of the manifest has its id, these columns, and those of its conditions; return the native kind
+    of every column of it by name. Raises as :func:`escrowmq.pipeline.sql.tables.check`."""
     table = manifest.tables[name]
     wanted = [table.id, *sorted(columns), *table.where]
     return dict(reflect_texts(manifest.table_url(name), table.table, wanted))
 
 
 def make_read(manifest: Manifest, name: str) -> TextRead:
-    """Return a read of a table's ids."""
+    """Return a read of only the ids of a table of the manifest (``name``), with its conditions. Raises as
+    :func:`check_columns`."""
     table, natives = manifest.tables[name], check_columns(manifest, name, ())
     known = {column: native or "text" for column, native in natives.items()}
     id = Text(table.id, known[table.id], texts.id_kind(known[table.id]))
@@ -59,7 +61,8 @@ class TableSide:
         natives: Mapping[str, str | None],
         sample: int | None = None,
     ) -> TableSide:
-        """Plan the read of a table for these roles. ``natives`` are the native kinds of its columns."""
+        """Plan the read of the columns that these roles need from table ``name`` of the manifest. ``natives``: the
+        native kinds of its columns; ``sample``: parts of SAMPLED_OF, None for all ids."""
         base = replace(make_read(manifest, name), sample=sample)
         keys = tuple(sorted({key for role in roles for key in role.columns}))
         named = [(kind, column) for kind, _, column in (key.partition(" ") for key in keys)]
@@ -71,12 +74,14 @@ class TableSide:
         return cls(read, keys, roles, unique, exact and can_sum(read.url), dialect)
 
     def plain_keys(self) -> list[str]:
-        """Return the keys whose texts the database does not make canonical."""
+        """Return the keys (kind and column) whose values the database returns as plain text, so that Spark must make
+        them canonical."""
         named = zip(self.keys, self.read.columns[1:], strict=True)
         return [key for key, one in named if not texts.is_canonical(self.dialect, one.native, one.kind)]
 
     def make_cells(self, number: int) -> dict[str, Column]:
-        """Return the canonical texts that Spark makes, for the rows of this table, which has this number."""
+        """Return by name the Spark columns that make the plain texts canonical, null in rows of other tables.
+        ``number``: of this table in the frame."""
         columns = dict(zip(self.keys, enumerate(self.read.columns[1:], 1), strict=True))
         return {
             _name_cell(number, key): f.when(f.col(SOURCE) == number, canonical(cell(n), column.kind))
@@ -85,12 +90,13 @@ class TableSide:
         }
 
     def make_finder(self, number: int) -> Cell:
-        """Return a function that finds the column with the text of a key."""
+        """Return a function from a key to the column of the frame that has its canonical text. ``number``: of this
+        table in the frame."""
         plain = self.plain_keys()
         return lambda key: f.col(f"`{_name_cell(number, key)}`" if key in plain else cell(1 + self.keys.index(key)))
 
     def sums(self) -> tuple[Sum, ...]:
-        """Return the checksums of the table's roles."""
+        """Return the checksums that the database is to compute: one per role."""
         return tuple(
             Sum(role.comparison, role.expected, tuple(1 + self.keys.index(key) for key in role.columns))
             for role in self.roles
@@ -98,7 +104,7 @@ class TableSide:
 
 
 def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
-    """Return the rows of tables that are all summed by their servers, or none of them."""
+    """Return the rows of tables as one frame. Either all of them are summed by their servers, or none."""
     reads = [side.read for side in sides]
     speakers = [
         Speaker(side.roles, side.make_finder(n), f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)
@@ -170,8 +176,8 @@ def _is_unique_sqlite(connection: sa.Connection, table: str, within: set[str]) -
 
 
 def _find_unique_index(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
-    """Return the columns of a unique index, or of a row id, that has only columns of ``within``; None if there is
-    none."""
+    """Return the columns of a unique index, or of a row id, of a SQLite table that has only columns of ``within``; None
+    if there is none."""
     listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
     for (index,) in connection.exec_driver_sql(listed, (table,)).all():
         names = list(connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,)).scalars())

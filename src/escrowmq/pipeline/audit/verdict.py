@@ -94,7 +94,8 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """Return whether all sides hold the same ids with the same content."""
+        """Return whether all sides hold the same ids with the same content. Undecided transactions (``orphaned``) do
+        not count."""
         return not (self.lost or self.repeated or self.altered or self.leaked)
 
     @property
@@ -107,7 +108,7 @@ class Verdict:
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
     def write(self, folder: Path) -> Path:
-        """Write ``verdict.json``. Returns its path."""
+        """Write ``verdict.json`` into ``folder``. Returns its path."""
         path = folder / NAME
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
         return path

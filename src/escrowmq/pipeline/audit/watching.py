@@ -47,7 +47,8 @@ class Watched:
             self._last = verdict, time.time(), took
 
     def list_samples(self) -> dict[str, tuple[tuple[str, ...], Samples]]:
-        """Return the labels and the values of each metric. Gauges have no values before the first completed audit."""
+        """Return, by metric, its label names and its values by label values. Gauges have no values before the first
+        completed audit."""
         with self._lock:
             runs, broken_off, last = dict(self._runs), self._broken_off, self._last
         found: dict[str, tuple[tuple[str, ...], Samples]] = {

@@ -32,7 +32,8 @@ _LOW = 0xFFFF_FFFF
 
 
 def window(id: Column, count: int, portable: bool = False) -> Column:
-    """Return the window of an id: 0 .. ``count``-1. ``portable``: as a database computes it."""
+    """Return the window of an id: its hash modulo ``count``, 0 .. ``count``-1. ``portable``: by a hash that SQL can
+    compute, too, else by Spark's own."""
     return _in_window(_hash_id(id, portable), count)
 
 
@@ -50,8 +51,8 @@ def _in_window(hashed: Column, count: int) -> Column:
 
 
 def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
-    """Convert all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line per window and
-    comparison."""
+    """Sum the rows of all sides by window; return ``comparison, window, expected, found`` (numbers of rows), ``equal``
+    (bool: same numbers and checksums), one line per comparison and window that has rows."""
     served = {number for rows in every if rows.sum_windows is not None for number in rows.comparisons}
     together = reduce(DataFrame.unionByName, [_sum_side(rows, count, served) for rows in every])
     sign = 2 * f.col("expected") - 1
@@ -111,8 +112,8 @@ def _split(hashed: Column) -> tuple[Column, Column]:
 
 
 def find_suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -> dict[int, set[int]]:
-    """Return the windows of each comparison that are not proven equal. ``equal``: its windows that are empty, or have
-    equal counts and sums."""
+    """Return by comparison the windows that are not proven equal, because their sums differ or an id may repeat on both
+    sides. ``equal``: its windows that are empty, or have equal counts and sums."""
     speakers = [speaker for rows in every for speaker in rows.speakers]
     chosen = _choose_sides_to_scan(speakers)
     everywhere = set(range(count))
@@ -133,7 +134,7 @@ def find_suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: i
 
 
 def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict[int, set[int]]:
-    """Return, for each of the chosen sides, the windows in which an id may occur twice."""
+    """Read the ids of the chosen sides; return, by place in ``chosen``, the windows in which an id may occur twice."""
     frames = []
     for rows in every:
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
@@ -151,7 +152,8 @@ def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) 
 
 
 def _choose_sides_to_scan(speakers: Sequence[Speaker]) -> list[Speaker]:
-    """Return a small set of sides whose scan shows, for every comparison, whether one of its sides is unique."""
+    """Return a small set of sides whose ids must be scanned for repeats, so that uniqueness can be shown in every
+    comparison without a side that is known to be unique."""
     left = {number for speaker in speakers for number in speaker.comparisons}
     left -= _find_reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
@@ -173,7 +175,8 @@ def _find_reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[
 
 
 def is_among(number: Column, windows: Iterable[int], count: int) -> Column:
-    """Return whether a window is one of these. Each window costs one byte of a constant."""
+    """Return the condition that column ``number`` is one of these windows, of ``count`` in all. Each of the ``count``
+    windows costs one byte of a constant."""
     chosen = set(windows)
     flags = bytes(number in chosen for number in range(count))
     return f.substring(f.lit(flags), number + 1, f.lit(1)) == f.lit(b"\x01")

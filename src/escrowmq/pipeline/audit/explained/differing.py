@@ -31,7 +31,8 @@ _LETTERS = 200
 def find_differing(
     readings: Readings, comparisons: Sequence[Comparison], labels: Mapping[int, str], wrong: DataFrame
 ) -> tuple[Differing, ...]:
-    """Find the column that differs most in each comparison with altered ids. ``wrong`` are the findings of all."""
+    """Find for each comparison with altered ids the column that differs most, with sample values; reads the first
+    altered ids again. ``wrong``: the findings of all comparisons; ``labels``: their names, by number."""
     first = f.row_number().over(Window.partitionBy("comparison").orderBy("id")) <= EXAMINED
     altered = wrong.where("kind = 'altered'").withColumn("first", first).where("first").select("comparison", "id")
     ids: dict[int, list[str]] = {}
@@ -54,7 +55,8 @@ def find_differing(
 
 
 def _read_cells(rows: Rows, ids: Mapping[int, Sequence[str]]) -> DataFrame:
-    """Return the values of some ids → ``comparison, id, expected, place`` (number of the column), ``text, amount``."""
+    """Return the compared values of some ids (``ids``: by number of the comparison) → ``comparison, id, expected,
+    place`` (number of the column), ``text, amount`` (decimal, if the column has a tolerance)."""
 
     def make_cells(role: Role, cell: Cell) -> Column:
         near = dict(role.near)
@@ -78,7 +80,8 @@ def _read_cells(rows: Rows, ids: Mapping[int, Sequence[str]]) -> DataFrame:
 
 
 def _compare_cells(cells: DataFrame, roles: Mapping[int, Role]) -> DataFrame:
-    """Convert cells → ``comparison, place, ids`` (whose values differ there), ``pairs`` (the first of them)."""
+    """Convert cells → ``comparison, place, ids`` (the number of ids whose values differ in this column beyond its
+    tolerance), ``pairs`` (the first of them, with both values)."""
     value = f.struct(f.col("text").isNull(), "text")
     before, after = f.min(f.when(f.col("expected"), value)), f.when(~f.col("expected"), value)
     by_id = cells.groupBy("comparison", "id", "place").agg(
@@ -102,7 +105,8 @@ def _compare_cells(cells: DataFrame, roles: Mapping[int, Role]) -> DataFrame:
 
 
 def _show(text: str | None, kind: str) -> str | None:
-    """Return a canonical text as a person writes the value."""
+    """Convert a canonical text to the usual form of its kind: ISO 8601 for a time, decimal for a float; others stay as
+    they are."""
     with suppress(ValueError, OverflowError, struct.error):
         if text is not None and kind == "time":
             return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(text))).isoformat()

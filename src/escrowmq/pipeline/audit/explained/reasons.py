@@ -35,7 +35,8 @@ _Effects = Counter[tuple[str, int]]
 
 
 def explain_findings(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Sequence[Wrong]) -> list[str]:
-    """Explain each finding as far as the log shows ("": not at all). ``covered``: what the log no longer contains."""
+    """Return for each finding a text that explains it, as far as the log shows it ("": not at all). ``covered``: what
+    the log no longer contains."""
     known = _find_known(manifest, readings, wrong)
     reasons = []
     for one in wrong:
@@ -120,7 +121,8 @@ def _explain_act(row: Wrong, group: str, effects: _Effects) -> str:
 
 
 def _read_effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
-    """Return the rows of the found side for some ids, read as in this comparison."""
+    """Count the rows of the found side for some ids, by id and digest of their content, as this comparison computes
+    it."""
     found: _Effects = Counter()
     for rows in readings.read_rows([comparison], whole=True):  # the other version may be outside a sample
         if all(role.expected for speaker in rows.speakers for role in speaker.roles):

@@ -42,7 +42,7 @@ _NATIVES: tuple[tuple[type[DataType], str], ...] = (
 
 
 def find_native(type_: DataType) -> str:
-    """Return the native kind of a column of a file."""
+    """Return the native kind, such as ``integer`` or ``time``, of a Spark column type; ``text`` for unknown types."""
     return next((kind for one, kind in _NATIVES if isinstance(type_, one)), "text")
 
 
@@ -57,8 +57,8 @@ def list_columns(manifest: Manifest, comparison: Comparison, natives: Natives) -
 
 
 def make_role(manifest: Manifest, number: int, comparison: Comparison, is_expected: bool, natives: Natives) -> Role:
-    """Return the role of a side in a comparison. Its columns have their kind in front: ``number cents``. Raises
-    Misuse(BAD_ARGUMENT) for :func:`find_column_problems`."""
+    """Return the role of one side in the comparison with this number. Its columns have their kind in front: ``number
+    cents``. Raises Misuse(BAD_ARGUMENT) for :func:`find_column_problems`."""
     for _, problem in find_column_problems(manifest, comparison, natives):
         raise Misuse(Code.BAD_ARGUMENT, f"{comparison.expected} → {comparison.found}: {problem}")
     keys, near = [], []

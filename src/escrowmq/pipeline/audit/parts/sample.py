@@ -23,10 +23,10 @@ def parse_sample(text: str) -> int:
 
 
 def show_sample(parts: int | None) -> str:
-    """Format a sample as a percentage; "" for all ids."""
+    """Format a sample (parts of SAMPLED_OF) as a percentage; "" for None, which is all ids."""
     return "" if parts is None else f"{Decimal(parts) * 100 / SAMPLED_OF:f}%"
 
 
 def is_sampled(id: Column, parts: int) -> Column:
-    """Return whether an id is in the sample."""
+    """Return the condition that an id is in the sample of so many ``parts`` of SAMPLED_OF."""
     return portable_hash(id) % SAMPLED_OF < parts

@@ -83,7 +83,7 @@ class State:
             raise Misuse(Code.BAD_ARGUMENT, f"{path} is not a state of an audit: {problem}", hint) from None
 
     def write(self) -> None:
-        """Replace the file as a whole."""
+        """Write the state to its file, synced; the file is replaced as a whole."""
         parts = {name: asdict(part) for name, part in self.parts.items()}
         body = {"key": self.key, "parts": parts, "sums": [[*at, *values] for at, values in self.sums.items()]}
         text = json.dumps({"format": FORMAT, "sha256": _hash(body), "state": body})
@@ -98,8 +98,8 @@ class State:
                 raise
 
     def attach(self, sides: Sequence[Rows], key: str, manifest: Manifest, log: BrokerLog) -> list[Rows]:
-        """Return the sides, of which those that only grow use the sums of this state, and replace these as they are
-        summed. ``key`` describes what is summed."""
+        """Return the sides; those that only grow use the sums of this state, and pass it the new ones when they are
+        summed. ``key`` describes what is summed: a state of another key, or of another log, is emptied first."""
         growing = [rows for rows in sides if rows.growth is not None]
         sources = sorted({source for rows in growing if rows.growth for source in rows.growth.sources})
         with brokers.opened(manifest.log_url) as links:
@@ -124,7 +124,8 @@ class State:
         return replace(rows, grown=Grown(fresh, of_mine, self.sums.update))
 
     def _find_part(self, name: str, there: TopicPartition, at: Mapping[str, Link]) -> Part:
-        """Return what of a topic partition is settled: all messages, if the last of them is readable."""
+        """Return the settled part of a topic partition: all its messages, if the last of them is readable; else as
+        before. Half messages: as before."""
         known = self.parts.get(name, Part(there.head, there.head))
         if there.end == known.through or there.source == HALF_VIEW_NAME:
             return known
@@ -135,7 +136,8 @@ class State:
     def _find_settled_halves(
         self, log: BrokerLog, topics: Sequence[str], there: Mapping[str, TopicPartition]
     ) -> dict[str, Part]:
-        """Return what of each shard's half messages is settled: those before the first undecided one."""
+        """Return by name of the partition the settled part of each shard's half messages: those before the first
+        undecided one."""
         ends = {name: one.end for name, one in there.items() if one.source == HALF_VIEW_NAME}
         if not ends:
             return {}
@@ -160,7 +162,7 @@ class State:
 def make_key(
     manifest: Manifest, every: Sequence[Comparison], sides: Sequence[Rows], windows: int, sample: int | None
 ) -> str:
-    """Return a text that is the same if the same sums are computed."""
+    """Return a hash that is the same if an audit computes the same sums, for :meth:`State.attach`."""
     roles = [
         (role.comparison, role.expected, role.columns, rows.sum_windows is not None)
         for rows in sides
@@ -176,7 +178,8 @@ def _hash(what: Any) -> str:
 
 
 def _is_before(limits: Mapping[str, int], is_half: bool) -> Column:
-    """Return whether a message, or half message, is before the limit of its partition."""
+    """Return the condition that a message (by offset) or half message (by position) is before the limit of its
+    partition. ``limits``: by name of the partition; False for others."""
     source, queue = (f.lit(HALF_VIEW_NAME), f.lit("0")) if is_half else (f.col("topic"), f.col("queue").cast("string"))
     name = f.concat_ws("/", source, f.lpad(f.lower(f.hex("shard")), 8, "0"), queue)
     known = f.create_map(*[f.lit(one) for pair in limits.items() for one in pair])
@@ -196,14 +199,16 @@ def _list_partitions(links: Sequence[Link], url: str, sources: Sequence[str]) ->
 
 
 def _is_same(part: Part, there: TopicPartition | None, at: Mapping[str, Link]) -> bool:
-    """Return whether the log still has the messages of a part."""
+    """Return whether the log still has the messages of a part: its offsets, and the message that marks its end.
+    ``there``: its partition now, None if it is gone."""
     if there is None or there.head > part.head or there.end < part.through:
         return False
     return part.mark is None or part.mark == _read_mark(at[there.broker], there.source, there.queue, part.mark_at)
 
 
 def _read_mark(link: Link, source: str, queue: int, at: int) -> Mark | None:
-    """Return the message at an offset, or the half message at a position; None if it is not readable."""
+    """Return position, time (µs) and id of the message at an offset, or of the half message at a position; None if it
+    is not readable."""
     request: dict[str, Any] = {"source": source, "start": at, "max_rows": 1}
     request["columns"] = ["position", "stored_us", "message_id"]
     if source != HALF_VIEW_NAME:
