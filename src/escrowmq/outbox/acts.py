@@ -95,8 +95,8 @@ def act_on_rows(
     """Call ``change`` with the ids, in recorded transactions of at most :data:`PART` ids; return one result per id, in
     order.
 
-    ``about``: details for the record. A conflict with other transactions is retried. Raises as :func:`record`. Parts
-    before the one that failed are done and recorded, the others are not.
+    ``act``: the action's name for the record, ``about``: details. A conflict with other transactions is retried. Raises
+    as :func:`record`. Parts before the one that failed are done and recorded, the others are not.
     """
     wanted = ids_of(ids)
     all_done: list[Done] = []
@@ -126,8 +126,8 @@ def act_on_rows(
 def record(
     engine: sa.Engine, act: str, what: Facts, **operator: Unpack[Operator]
 ) -> Iterator[tuple[sa.Connection, dict[str, Any]]]:
-    """Context manager: a transaction of an action and its record. The block changes rows by the connection, and puts
-    the result into the dict.
+    """Context manager: a transaction of operator action ``act`` (its name) and its record, with the details ``what``.
+    The block changes rows by the connection, and puts the result into the dict.
 
     Raises Overloaded(DISK_FULL | QUEUE_FULL) or Denied if the database rejects it: it was not done. Unknown
     (DISCONNECTED): the message says whether it may have been. Misuse(NO_TABLES | SCHEMA_VERSION).
@@ -205,9 +205,9 @@ def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
 
 
 def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: bool = False) -> list[Act]:
-    """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and a
-    few megabytes unless the first one is larger. The same shape as :meth:`escrowmq.client.admin.Admin.acts`. Unreadable
-    records are left out: see :func:`verify_acts`."""
+    """Return the first recorded acts with numbers above ``after`` (``newest``: the last ones), in their order: at most
+    ``limit``, and a few megabytes unless the first one is larger. The same shape as
+    :meth:`escrowmq.client.admin.Admin.acts`. Unreadable records are left out: see :func:`verify_acts`."""
     found: list[Act] = []
     size = 0
     for act, length in _read_acts(engine, after, newest=newest):

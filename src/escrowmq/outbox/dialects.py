@@ -68,7 +68,7 @@ def is_denied(problem: DBAPIError) -> bool:
 
 
 def in_a_line(problem: Exception) -> str:
-    """Return a database's error text without the statement and the traceback."""
+    """Return a database's error text on one line, without the statement and the traceback."""
     reason = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
     return " ".join(str(reason).split()) or type(reason).__name__
 

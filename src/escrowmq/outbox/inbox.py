@@ -239,7 +239,8 @@ def _name_of(thing: Any, topic: str | None = None) -> Name:
 
 
 def identity_of(thing: Any) -> bytes:
-    """Return the 16 bytes of the id of a message, or of an id. Raises Misuse(BAD_ARGUMENT) if there is none."""
+    """Return the 16-byte id of a message (its ``message_id``), or of an id in any form. Raises Misuse(BAD_ARGUMENT) if
+    there is none."""
     value = thing if isinstance(thing, str | bytes | uuid.UUID) else getattr(thing, "message_id", None)
     if not isinstance(value, str | bytes | uuid.UUID) or not value:
         hint = "give message_id=, such as inbox.header_id(message.headers())"

@@ -88,7 +88,8 @@ def ddl(dialect_name: str, from_version: int = 0, to_version: int | None = None)
 
 
 def include_object(thing: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Exclude the indexes of these tables from autogenerate: for Alembic's ``context.configure(include_object=...)``.
+    """Return False for the indexes of our tables, to exclude them from autogenerate: for Alembic's
+    ``context.configure(include_object=...)``.
 
     They differ by database in a way that Alembic cannot compare; the texts of :func:`ddl` create them.
     """
@@ -127,8 +128,9 @@ _LISTED = ("trans_compensation_case_listed", "trans_driven_by_state", "trans_mes
 
 
 def _create(dialect: sa.Dialect, chosen: Sequence[sa.Table], listed: bool = False) -> list[sa.Executable]:
-    """Return the statements that create tables as they were first released, then their indexes by name, except those
-    that version 4 added. With ``listed``, return only the statements that create these added indexes, and no tables."""
+    """Return the statements that create these tables as they were first released, then their indexes by name, except
+    those that version 4 added. With ``listed``, return only the statements that create these added indexes, and no
+    tables."""
     added = {column for columns in _ADDED.values() for column in columns}
     creations: list[sa.Executable] = []
     indexes: dict[str, sa.Executable] = {}
@@ -204,7 +206,8 @@ def _upgrade(connection: sa.Connection) -> int:
 
 @contextmanager
 def _lock(connection: sa.Connection) -> Iterator[None]:
-    """Context manager: exclude other migrations. On SQLite the transaction itself is the lock."""
+    """Context manager: exclude other migrations; on SQLite the transaction itself is the lock. MariaDB and MySQL commit
+    at its end, and raise Unknown(TIMED_OUT) after PATIENCE seconds of waiting."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_NUMBER)))
         yield
@@ -240,7 +243,8 @@ def _sqlite_alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def translated(connection: sa.Connection) -> str | None:
-    """Return the database schema into which the connection translates table names (``schema_translate_map``)."""
+    """Return the database schema into which the connection translates table names (``schema_translate_map``); None if
+    it does not."""
     names = connection.get_execution_options().get("schema_translate_map") or {}
     return names.get(None)
 

@@ -177,7 +177,8 @@ class Content(NamedTuple):
 
 @cache
 def checker(settings: BrokerSettings | None) -> Checker:
-    """Return the checker of a broker's limits; None: the defaults and the environment."""
+    """Return the validator of messages against a broker's limits; ``settings`` None: the defaults and the
+    environment."""
     return Checker(Limits.of(dataclasses.asdict(settings or BrokerSettings.load())))
 
 

@@ -43,7 +43,7 @@ class BrokerLog:
         return self._read(HALF_VIEW_NAME, columns, **_make_start(starts))
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
-        """Return the decisions of all transactions."""
+        """Return the decisions of all transactions, one row each."""
         return self._read(OP_VIEW_NAME, columns)
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:

@@ -39,9 +39,10 @@ def read_decisions(log: BrokerLog) -> DataFrame:
 
 
 def pack(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Join half messages and decisions → one row per transaction with three numbers, which :func:`unpack` decodes. Both
-    become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number, made of
-    its time and two codes, so the smallest is the earliest."""
+    """Join half messages and decisions → one row per transaction with three numbers (``stored_us``, ``checks``,
+    ``end``), which :func:`unpack` decodes. Both become one frame of numbers, which Spark shuffles once and groups
+    without sorting. ``end`` is the first decision as one number, made of its time and two codes, so the smallest is the
+    earliest."""
     nothing = f.lit(None).cast("bigint")
     begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
     end = (f.col("decided_us") * _CODES + _encode("state", _STATES)) * _CODES + _encode("decided_by", _DECIDERS)

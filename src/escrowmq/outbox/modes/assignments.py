@@ -94,7 +94,8 @@ class Moved:
 def slots_of(
     bus: Bus, topic: str, *, queues: Iterable[int] | None = None, stride: int = 1, part: int = 0
 ) -> list[Slot]:
-    """Return slots of a topic's queues at all reachable brokers (or of some queues): whole, or one part of each.
+    """Return the slots of a topic's queues (``queues``: of these only) at all reachable brokers: whole queues, or of
+    each the part ``part`` of ``stride``.
 
     Raises UNKNOWN_TOPIC, BAD_QUEUE; Overloaded(BROKER_AWAY) if that is unknown while a broker is away.
     """
@@ -248,8 +249,8 @@ def list_places(
 def move(
     engine: sa.Engine, group: str, topic: str, places: Mapping[Slot, int], **operator: Unpack[Operator]
 ) -> list[Moved]:
-    """Set slots to other offsets, so that messages are handled again, or skipped; one result per slot. Only slots
-    without an owner move: close the consumer, or :func:`fence` it if it is surely dead.
+    """Set slots to other offsets, so that messages are handled again, or skipped; return OK, NOT_FOUND or CONFLICT per
+    slot. Only slots without an owner move: close the consumer, or :func:`fence` it if it is surely dead.
 
     Messages that are handled again have their effect again. Raises Misuse(BAD_ARGUMENT).
     """

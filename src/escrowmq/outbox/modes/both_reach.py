@@ -223,7 +223,8 @@ class BothReachConsumer:
     def consume(
         self, bus: Bus, topics: str | Sequence[str], *, idle_timeout: float | None = None, lease: float | None = None
     ) -> Handled:
-        """Consume EscrowMQ topics until no message arrives for ``idle_timeout`` seconds.
+        """Consume EscrowMQ topics until no message arrives for ``idle_timeout`` seconds. Returns the counts since this
+        object was made.
 
         The group is ordered: the broker gives a queue to one consumer at a time. Raises LEASE_LOST if acknowledgements
         were too late; unacknowledged messages are redelivered.

@@ -116,8 +116,9 @@ class TableChecker:
         self._absent = UNKNOWN if merged else ROLLBACK
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """Return one outcome per check, from the row of its first message id in ``trans_driven``; see the table
-        above."""
+        """Return one outcome per check, from the row of its message id: COMMIT if it is COMMITTING with this
+        transaction; ROLLBACK if it is given up, rolled back, or of another transaction; else UNKNOWN. Without a row
+        ROLLBACK, merged UNKNOWN."""
         ids = [check.messages[0].message_id for check in checks]
         with self._engine.begin() as connection:
             rows = self._journal.stages(connection, ids)

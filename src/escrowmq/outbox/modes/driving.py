@@ -188,8 +188,8 @@ class Driving:
         exception of ``business`` rolls everything back and is raised. When this returns, the business change is
         committed.
 
-        Raises what the broker or the database raised before P4 (then nothing happened: a row that is left will be
-        rolled back), Fenced if another process abandoned the messages meanwhile.
+        Raises what the broker or the database raised before the business transaction (then nothing happened: a row that
+        is left will be rolled back), Fenced if another process abandoned the messages meanwhile.
         """
         results: list[DrivenResults] = []
         with self.transaction(messages, results) as session:

@@ -115,8 +115,9 @@ class OffsetConsumer:
         return [*self._missing, *(one for one in self._reader.missing if one["broker"] not in known)]
 
     def _claim(self, since: datetime | None) -> bool:
-        """Claim the new slots at reachable brokers; return whether there were any. ``since``: the time of "latest" for
-        slots that are found later."""
+        """Claim the new slots at reachable brokers; return whether there were any. ``since``: with start "latest", a
+        slot that is found later begins at the first message visible at this time or later (None: at the end of its
+        queue)."""
         lines = self._bus.admin.offsets(self._topic, time=since if self._start == "latest" else None)
         self._missing = lines.missing
         found = {(line["shard"], line["queue"]): line for line in lines}

@@ -164,7 +164,7 @@ def _each(allowed: tuple[Stage, ...], act: Callable[[sa.Connection, Any], Stage 
 
 
 def _describe(row: Any) -> str:
-    """Render a row, as it was, for the record."""
+    """Return a text that describes a row, as it was, for the record."""
     state = Stage(row.state).name if row.was is None else f"{Stage(row.state).name}, was {Stage(row.was).name}"
     key = None if row.key is None else row.key[:100]
     parts = (row.producer_group, state, row.reason, row.topic, key, _transaction(row))

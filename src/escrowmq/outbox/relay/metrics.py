@@ -156,7 +156,7 @@ def collector(target: str, statistics: Callable[[], Statistics], backlog: Callab
 
 
 def read_backlog(dialect: Dialect, connection: sa.Connection) -> Backlog:
-    """Count the unsent rows. The cost grows with their number."""
+    """Count the unsent rows of the table by state, and measure their lag. The cost grows with their number."""
     counts = {}
     for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING):
         counted = sa.select(sa.func.count()).select_from(trans_message).where(state_is(state))

@@ -116,7 +116,7 @@ class Relay:
         self.stop()
 
     def wake(self) -> None:
-        """Poll the table now: for producers in this process, where the database does not notify."""
+        """Make all workers poll the table now: for producers in this process, where the database does not notify."""
         self._bell.ring()
 
     @property
@@ -135,8 +135,8 @@ class Relay:
             return worker.step().sent
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Send, in the caller's thread, until no row of the table is to be sent now. Returns False after ``timeout``
-        seconds.
+        """Send, in the caller's thread, until no row of the table is to be sent now; then return True. Returns False
+        after ``timeout`` seconds, or a stop.
 
         Waits for rows in lanes of another relay: it sends them, or, if it is dead, its leases end (``lease`` seconds
         after the last renewal) and its lanes are taken over. Does not wait for refused rows before their next try, nor

@@ -116,7 +116,8 @@ class Worker:
         self._was_idle = False
 
     def step(self) -> Step:
-        """Keep the leases, read a batch, send it, mark it; or return a pause while target or database is away."""
+        """Keep the leases, read a batch, send it, mark it. Returns how many rows were read and sent, or a pause while
+        target or database is away."""
         if pause := self._database.left():
             return Step(pause=pause)
         try:

@@ -93,8 +93,9 @@ def make_aggregates(*, copies: bool = False) -> list[Column]:
 
 
 def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetime | None = None) -> DataFrame:
-    """Convert tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row per finding. An id that is on one
-    side only and was first seen before ``covered_from`` becomes ``uncovered``."""
+    """Convert tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row per finding. ``missing`` and
+    ``unexpected`` are only ids first seen before ``settled_before``; those first seen before ``covered_from`` become
+    ``uncovered``."""
     old = f.col("first_seen") < to_timestamp(settled_before)
     found = judge(tallies, old)
     if covered_from is None:

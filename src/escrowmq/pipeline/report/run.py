@@ -52,7 +52,8 @@ def report(
 
 
 def measure(log: BrokerLog, topics: list[str], url: str, as_of_us: int | None) -> Report:
-    """Collect the measures of a log (see :mod:`escrowmq.pipeline.report.measures`): about one hundred numbers."""
+    """Compute the report of a log (see :mod:`escrowmq.pipeline.report.measures`): about one hundred numbers.
+    ``as_of_us``: the time from which ages are counted; None: the newest time in the log."""
     with ExitStack() as stack:
         half = timeline.select_half(log.half(timeline.HALF_COLUMNS))
         transactions = timeline.unpack(timeline.pack(half, timeline.read_decisions(log))).persist()

@@ -221,8 +221,8 @@ def _find_file(url: sa.URL) -> str | None:
 
 
 def _find_kind(found: Any) -> Kind:
-    """Return the kind of a reflected column; other types are read as text. The BOOL of MariaDB is a TINYINT of width
-    1."""
+    """Return the types in Spark and Arrow for a column type that SQLAlchemy reflected; unknown types are read as text.
+    The BOOL of MariaDB is a TINYINT of width 1."""
     if getattr(found, "display_width", None) == 1:
         found = sa.Boolean()
     return next((kind for type_, kind in _KINDS if isinstance(found, type_)), _TEXT)

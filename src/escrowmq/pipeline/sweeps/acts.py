@@ -40,11 +40,11 @@ class Inconsistent(Exception):
 def settle_order(
     order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
 ) -> Act:
-    """Settle one order (sweep 1). Unpaid and due at ``over_ticks`` or before: timed out, and its stock is released.
-    Paid: sold. The order row is locked from the first read to the end, so no payment can intervene. The freeze is
-    released first: a crash in between leaves an unpaid order without a freeze, which no payment accepts and the next
-    run finishes. Raises Inconsistent, and SQLAlchemy's errors; then nothing was changed, or the next run finishes
-    it."""
+    """Settle one order (sweep 1). Unpaid and due at ``over_ticks`` or before: TIMED_OUT, and its stock is released.
+    Paid: SOLD. Otherwise nothing is done: NOT_DUE, or BUSY if another has its row. The order row is locked from the
+    first read to the end, so no payment can intervene. The freeze is released first: a crash in between leaves an
+    unpaid order without a freeze, which no payment accepts and the next run finishes. Raises Inconsistent, and
+    SQLAlchemy's errors; then nothing was changed, or the next run finishes it."""
     orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)
     this = orders.c[books.order_trans_id] == trans_id
     wanted = (books.order_state, books.order_settled, books.order_pay_by, *books.event_columns)
@@ -78,11 +78,11 @@ def settle_order(
 def release_orphan(
     order_dbs: Sequence[sa.Connection], product_db: sa.Connection, trans_id: str, books: Books = Books()
 ) -> Act:
-    """Fence and release a freeze without an order (sweep 2), as unsold. ``order_dbs`` are all shards in which its order
-    could be. The absence of an order must be permanent, even if a slow transaction is about to commit one. So the check
-    is a write: it inserts the mark *never* under the key where the order's transaction inserts *placed*, and the first
-    of the two wins. The insert waits for a running transaction; a later transaction fails on the mark. Raises as
-    :func:`settle_order`."""
+    """Fence and release a freeze without an order (sweep 2), as unsold: ORPHAN; HAS_ORDER if there is one, NOT_DUE if
+    it was released before. ``order_dbs`` are all shards in which its order could be. The absence of an order must be
+    permanent, even if a slow transaction is about to commit one. So the check is a write: it inserts the mark *never*
+    under the key where the order's transaction inserts *placed*, and the first of the two wins. The insert waits for a
+    running transaction; a later transaction fails on the mark. Raises as :func:`settle_order`."""
     for order_db in order_dbs:
         with order_db.begin():
             word = _fence(order_db, trans_id, books)

@@ -67,7 +67,7 @@ class Books:
     @classmethod
     def read(cls, path: Path) -> Books:
         """Read a JSON file with the names that differ from the defaults. Raises Misuse(BAD_SETTING) for an unknown
-        name."""
+        name, and for a file that cannot be read or is not JSON."""
         try:
             given: dict[str, Any] = json.loads(path.read_text())
         except (OSError, ValueError) as problem:

@@ -69,10 +69,10 @@ def sweep_orders(
     unpaid_seconds: float = 0.0,
     now_us: int | None = None,
 ) -> Swept:
-    """Run sweep 1, every 15 minutes: orders that are unpaid ``unpaid_seconds`` after their time are timed out and their
-    stock is released; paid orders are sold. ``now_us`` is in microseconds since 1970; None means the earliest of the
-    databases' clocks. Raises Misuse for databases that lack a table or a column, and Unknown if one is unavailable when
-    the sweep is planned. Later failures are in the result."""
+    """Run sweep 1 once: orders that are unpaid ``unpaid_seconds`` after their time are timed out and their stock is
+    released; the stock of paid orders becomes sold. Returns counts by result. ``now_us`` is in microseconds since 1970;
+    None means the earliest of the databases' clocks. Raises Misuse for databases that lack a table or a column, and
+    Unknown if one is unavailable when the sweep is planned. Later failures are in the result."""
     books.check(databases.orders, databases.products)
     over = books.ticks(_read_now_us(now_us, databases) - to_us(unpaid_seconds))
     still, paid = (books.order_settled, "=", False), (books.order_state, "=", books.paid)
@@ -98,9 +98,9 @@ def sweep_freezes(
     orphan_seconds: float = ORPHAN_SECONDS,
     now_us: int | None = None,
 ) -> Swept:
-    """Run sweep 2: stock that has been frozen for ``orphan_seconds`` and has no order is fenced and released as unsold.
-    Arguments and errors as in :func:`sweep_orders`. Also raises Misuse(BAD_ARGUMENT), before any change, if an order is
-    in another shard than ``books.shard_by`` gives."""
+    """Run sweep 2 once: stock that has been frozen for ``orphan_seconds`` and has no order is fenced and released as
+    unsold. Arguments, result and errors as in :func:`sweep_orders`. Also raises Misuse(BAD_ARGUMENT), before any
+    change, if an order is in another shard than ``books.shard_by`` gives."""
     books.check(databases.orders, databases.products)
     old = books.ticks(_read_now_us(now_us, databases) - to_us(orphan_seconds))
     where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
