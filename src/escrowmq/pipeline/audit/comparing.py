@@ -28,9 +28,10 @@ class Tallied:
 
 @contextmanager
 def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
-    """Context manager: compare all sides, and keep the tallies until the block ends. ``count`` is the number of windows
-    whose checksums are compared first; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists
-    comparisons, by number, that share their suspects: a window that is suspect in one is suspect in all of them."""
+    """Context manager: compare all sides; yield how many rows are proven equal, and a tally of each other id, kept
+    until the block ends. ``count`` is the number of windows whose checksums are compared first; 0 compares row by row
+    at once, which is cheaper for a small run. ``tied`` lists comparisons, by number, that share their suspects: a
+    window that is suspect in one is suspect in all of them."""
     proven: dict[int, int] = {}
     limits = frames.find_limits(every)
     width = max(map(len, limits.values()), default=0)

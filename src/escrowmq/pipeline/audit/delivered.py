@@ -37,8 +37,8 @@ messages."""
 
 
 def find_places(log: BrokerLog, group: str) -> DataFrame:
-    """Return the places at which a group no longer gets the message of the topic → PLACE, ``_act`` (``discard`` or
-    ``edit``), ``_instead`` (a struct of CONTENT)."""
+    """Return the places (shard, topic, queue, offset) whose message operators discarded or edited for a group → PLACE,
+    ``_act`` (``discard`` or ``edit``), ``_instead`` (a struct of CONTENT: the edited message)."""
     acts = log.group_acts(group, [*PLACE, "position", "act", *CONTENT])
     edited = f.when(f.col("act") == "edit", f.col("position"))
     by_place = acts.where(f.col("act").isin("discard", "edit")).groupBy(*PLACE)

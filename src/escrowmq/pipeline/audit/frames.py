@@ -51,8 +51,9 @@ def find_limits(every: Sequence[Rows]) -> Limits:
 
 
 def make_witness(role: Role, cell: Cell = f.col, width: int = 0) -> Column:
-    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint, and ``width``
-    values of ``near`` columns, decimals. ``cell`` finds a column of the row."""
+    """Return a struct that stands for a row in one comparison: ``comparison`` int, ``expected`` bigint (1 or 0),
+    ``digest`` bigint of its columns, and ``width`` values of ``near`` columns, decimals. ``cell`` finds a column of the
+    row."""
     amounts = {name: to_amount(cell(name), name.partition(" ")[0]) for name, _ in role.near}
     exact: list[Column] = []
     for name in role.columns:
@@ -81,7 +82,8 @@ def find_witnesses(rows: Rows, some: DataFrame, width: int = 0) -> DataFrame:
 
 
 def tally(frames: Sequence[DataFrame], limits: Limits = MappingProxyType({})) -> DataFrame:
-    """Convert witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content)."""
+    """Convert witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content, apart
+    from ``near`` values that differ within their ``limits``)."""
     together = reduce(DataFrame.unionByName, frames)
     names = [name for name in together.columns if name.startswith("near")]
     same = f.min("digest") == f.max("digest")
@@ -134,6 +136,6 @@ def count_sides(tallies: DataFrame) -> DataFrame:
 
 
 def find_common_ids(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
-    """Convert tallies → the ids that were found in every one of these comparisons (``id``)."""
+    """Convert tallies → the ids that the found sides of all these comparisons have (``id``)."""
     found = tallies.where(f.col("comparison").isin(*comparisons) & (f.col("found") > 0))
     return found.groupBy("id").agg(f.count("*").alias("sides")).where(f.col("sides") == len(comparisons)).select("id")

@@ -50,15 +50,15 @@ class Readings:
         self._places.clear()
 
     def find_places(self, group: str) -> DataFrame:
-        """Return the places at which a consumer group no longer gets the message of the topic, see
-        :func:`escrowmq.pipeline.audit.delivered.find_places`; cached until :meth:`close`."""
+        """Return the places (shard, topic, queue, offset) whose message operators discarded or edited for a consumer
+        group, see :func:`escrowmq.pipeline.audit.delivered.find_places`; cached until :meth:`close`."""
         if group not in self._places:
             self._places[group] = delivered.find_places(self.log, group).persist()
         return self._places[group]
 
     def read_rows(self, comparisons: Sequence[Comparison], *, whole: bool = False) -> list[Rows]:
-        """Return the sides of these comparisons: one frame each for all tables, all topics and all half messages, and
-        one for each file. ``whole``: not only the sample."""
+        """Return the sides of these comparisons in few frames: at most two for all tables, one for all topics, one for
+        all half messages, one for each consumer group and each file. ``whole``: not only the sample."""
         sample = None if whole else self.sample
         self._learn_types(comparisons)
         roles: dict[str, list[Role]] = {}
@@ -110,7 +110,8 @@ class Readings:
                 self._natives[side] = {field.name: find_native(field.dataType) for field in schema.fields}
 
     def make_role(self, number: int, comparison: Comparison, is_expected: bool) -> Role:
-        """Return the role of a side. Raises as :func:`escrowmq.pipeline.audit.parts.columns.make_role`."""
+        """Return the role of the expected side (``is_expected``) or the other side in the comparison with this number.
+        Raises as :func:`escrowmq.pipeline.audit.parts.columns.make_role`."""
         return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
     def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:
@@ -263,7 +264,7 @@ def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> list[dict[str, 
 
 
 def _make_canonical(keys: Collection[str]) -> dict[str, Column]:
-    """Return the canonical texts of plain texts, under the same names."""
+    """Return Spark columns that convert the plain texts of ``keys`` to canonical texts, under the same names."""
     kinds = {_name_cell(key): key.partition(" ")[0] for key in keys}
     return {name: canonical(name, kind) for name, kind in kinds.items() if kind not in (STORED, "text")}
 

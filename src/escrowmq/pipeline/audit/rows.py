@@ -108,7 +108,7 @@ class Rows:
 
     @property
     def comparisons(self) -> set[int]:
-        """The comparisons in which a side of this frame has a role."""
+        """The numbers of the comparisons in which a side of this frame has a role."""
         return set().union(*[speaker.comparisons for speaker in self.speakers])
 
     def open(self, frame: DataFrame) -> DataFrame:

@@ -47,8 +47,8 @@ def find_native(type_: DataType) -> str:
 
 
 def list_columns(manifest: Manifest, comparison: Comparison, natives: Natives) -> tuple[str, ...]:
-    """Return the names of the columns that are compared. ALL are those of the expected side if it is a table, otherwise
-    of the other side, without its id and the columns of ``where``."""
+    """Return the names of the columns that are compared. ALL (``*``) stands for those of the expected side if it is a
+    table, otherwise of the other side, without its id, the columns of ``where`` and excluded ones."""
     if ALL not in comparison.columns:
         return comparison.named
     side = next(side for side in comparison.sides if side.startswith("table:"))
