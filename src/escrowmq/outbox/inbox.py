@@ -145,10 +145,10 @@ def consume(
     seconds.
 
     Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine, whose ``begin()``
-    yields the session of ``handler(session, message)``. A batch is one transaction: claim, handle new messages, commit,
-    then acknowledge. If that fails, its messages are handled one by one, so that only those whose own handling fails
-    are given back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names the
-    marks; None: the consumer's own.
+    yields the session of ``handler(session, message)``. A batch of at most ``max_messages`` is one transaction: claim,
+    handle new messages, commit, then acknowledge. If that fails, its messages are handled one by one, so that only
+    those whose own handling fails are given back (``nack`` with the exception as cause; dead letters after
+    ``max_attempts``). ``group`` names the marks; None: the consumer's own.
 
     ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)``
     after the commit, before the acknowledgement; it must not raise. ``stop`` is a ``threading.Event`` or a predicate.

@@ -258,7 +258,7 @@ class Driving:
         self, batch: pa.RecordBatch, shards: Int64s, sessions: Sessions, stamp: int | None, away: Flags
     ) -> Iterator[Session]:
         """Context manager: the session of the business transaction (P4), in which the rows become COMMITTING, or
-        DECIDED where the broker is ``away``. Commits it at the end.
+        DECIDED where the broker is ``away``; ``stamp`` as in :meth:`Journal.decide`. Commits it at the end.
 
         If it fails, the messages are rolled back and the error is raised, unless the rows show that it committed after
         all.

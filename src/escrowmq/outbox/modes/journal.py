@@ -184,8 +184,8 @@ class Journal:
         return connection.execute(change, [{"of": i, "transaction": t} for i, t in pairs]).rowcount
 
     def undo(self, connection: sa.Connection, batch: pa.RecordBatch, stamp: int | None = None) -> dict[bytes, Stage]:
-        """Move rows from STORED to ROLLING_BACK. Returns the stage of each: COMMITTING or DECIDED if the commit took
-        effect after all.
+        """Move rows (with ``stamp``, if given) from STORED to ROLLING_BACK. Returns the stage of each after that:
+        COMMITTING or DECIDED if the commit took effect after all.
 
         Row locks make this wait for a transaction that is about to decide one of the rows.
         """

@@ -177,8 +177,8 @@ def lag_seconds(dialect: Dialect, connection: sa.Connection) -> float:
 
 
 def due_now(dialect: Dialect, connection: sa.Connection, waiting_holds: bool) -> bool:
-    """Return whether a row of any lane is to be sent now: a pending one, a retrying one that is due or only stepped
-    aside because its broker is away, or a held one whose head is gone."""
+    """Return whether a row of any lane is to be sent now: a PENDING one, a RETRYING one that is due or only stepped
+    aside because its broker is away, or a HELD one whose key no row holds any more (see :func:`is_head`)."""
     soon = sa.or_(_c.due_us <= dialect.now_us, _c.attempts == 0)
     for wanted in (state_is(State.PENDING), sa.and_(state_is(State.RETRYING), soon)):
         if connection.scalar(sa.select(_c.seq).where(wanted).limit(1)) is not None:

@@ -66,8 +66,8 @@ def judge(
 ) -> Verdict:
     """Return what becomes of ``rows`` (of the shape of ``reading.Row``) that a target answered with ``codes``.
 
-    ``held``: the number (``seq``) of the row that holds each held key. ``partly_there``: part of the target is known to
-    work, though none of these rows was for it.
+    ``held``: the number (``seq``) of the row that holds each held key. New due times are ``now_us`` plus an interval of
+    ``rules``. ``partly_there``: part of the target is known to work, though none of these rows was for it.
     """
     if not codes.any():
         freed = [(row.lane, row.key) for row in rows if held.get((row.lane, row.key)) == row.seq] if held else []

@@ -67,8 +67,9 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
 
 
 def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool, width: int) -> DataFrame:
-    """Return the witnesses of the rows of one frame that are in suspect windows (not proven equal) of their comparison.
-    Reads nothing if there are none."""
+    """Return the witnesses of the rows of one frame that are in windows not proven equal (``suspects``, by comparison).
+    Reads nothing if there are none. ``portable`` as in :func:`windows.window`, ``width`` as in
+    :func:`frames.make_witness`."""
     some = set().union(*[suspects[number] for number in rows.comparisons])
     if not some:
         return frames.find_witnesses(rows, rows.frame.limit(0), width)

@@ -73,9 +73,10 @@ def keep_auditing(
     watched: Watched,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> None:
-    """Audit at once, and then every ``every`` seconds from begin to begin, until ``stop`` is set. An audit that takes
-    longer is followed by the next at once. Errors are logged and counted. Raises only errors of the first audit, and of
-    these not the ones that pass (a broker is away): what is wrong with the manifest, the options or the program."""
+    """Call ``audit`` at once, and then every ``every`` seconds from begin to begin, until ``stop`` is set; add each
+    result to ``watched``, and pass it to ``on_verdict``. An audit that takes longer is followed by the next at once.
+    Errors are logged and counted. Raises only errors of the first audit, and of these not the ones that pass (a broker
+    is away): what is wrong with the manifest, the options or the program."""
     is_first = True
     while not stop.is_set():
         begun = time.monotonic()

@@ -82,7 +82,7 @@ def lines(
     height: int = HEIGHT,
 ) -> str:
     """Return a chart as SVG: lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as
-    dashed verticals."""
+    dashed verticals. ``title`` is not drawn; it is the label for screen readers."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
     ends = [each[-1] for each in (x, *(s.x for s in series if s.x)) if each]
     span = max([*ends, *(mark.at for mark in marks)], default=1.0)
@@ -106,7 +106,8 @@ def bars(
     scale: Callable[[float], float] = float,
 ) -> str:
     """Return a chart of stacked bars as SVG. Bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y
-    axis (for example :func:`math.sqrt`, so that a bar of one is visible beside a bar of thousands)."""
+    axis (for example :func:`math.sqrt`, so that a bar of one is visible beside a bar of thousands). ``title`` as in
+    :func:`lines`."""
     count = len(edges) - 1
     stacked = [sum(s.values[i] for s in series) for i in range(count)]
     ticks = _scale_ticks(max(stacked, default=0), scale)

@@ -35,10 +35,10 @@ def read_side(
     whole: bool = False,
 ) -> DataFrame:
     """Read a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
-    body, as the function ``digest`` computes it. With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may
-    lack the newest acknowledged messages. Messages of the view ``%half`` that were rolled back or expired are left out,
-    because no commit is expected. Raises Misuse(BAD_ARGUMENT) for an unknown kind of id, and on use the errors of the
-    source: Rejected(UNKNOWN_TOPIC), Unknown, ..."""
+    body, as the function ``digest`` computes it; ``stream``: as a streaming frame. With ``whole``, using it raises
+    Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages. Messages of the view ``%half`` that
+    were rolled back or expired are left out, because no commit is expected. Raises Misuse(BAD_ARGUMENT) for an unknown
+    kind of id, and on use the errors of the source: Rejected(UNKNOWN_TOPIC), Unknown, ..."""
     if id not in IDS:
         hint = nearest(id, list(IDS)) or f"one of {', '.join(IDS)}"
         raise Misuse(Code.BAD_ARGUMENT, f"no id {id!r} in a message", hint)

@@ -78,7 +78,8 @@ def reconcile(
     out: str | None = None,
     most: int = MOST_NAMED,
 ) -> Report:
-    """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
+    """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`). The report counts all findings and names
+    ``most`` of them.
 
     ``out`` is a folder, on any file system that Spark can write to, that gets ``findings`` as Parquet with every
     finding, and ``report.json``; earlier content is replaced. On a cluster all workers must see it; this is checked

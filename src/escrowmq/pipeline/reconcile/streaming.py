@@ -43,8 +43,9 @@ def stream_findings(
     half: DataFrame, commits: DataFrame, *, grace_seconds: float = 600.0, lateness_seconds: float = 60.0
 ) -> DataFrame:
     """Convert two streaming sides to a stream of findings: ``kind, id, halves, commits, first_seen, last_seen``
-    (append). Both sides share one watermark: a side without messages, because every confirmation is lost, must not stop
-    the clock. Raises Misuse for sides that lack columns, or times that are not positive."""
+    (append). An id is judged when no side has had it for ``grace_seconds``, by the latest time seen on either side less
+    ``lateness_seconds``. Both sides share this watermark: a side without messages, because every confirmation is lost,
+    must not stop the clock. Raises Misuse for sides that lack columns, or times that are not positive."""
     for name, seconds in (("grace", grace_seconds), ("lateness", lateness_seconds)):
         if not seconds > 0:
             raise Misuse(Code.BAD_ARGUMENT, f"{name} = {seconds}", "a positive number of seconds")

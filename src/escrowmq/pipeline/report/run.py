@@ -30,8 +30,8 @@ def report(
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure brokers (one report for all) or a data folder, ``file:FOLDER``, which is only read and may be in use.
-    ``spark`` None starts a session for the report, here or on the cluster ``master``. Raises the errors of connecting,
-    and Misuse without PySpark or Java."""
+    ``spark`` None starts a session for the report, here or on the cluster ``master``. ``progress`` is called with the
+    current step. Raises the errors of connecting, and Misuse without PySpark or Java."""
     on_step = progress or (lambda _: None)
     folder = url.startswith("file:")
     with unwrap_errors(), ExitStack() as stack:

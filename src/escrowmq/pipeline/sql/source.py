@@ -44,9 +44,10 @@ class SqlRange(InputPartition):
 
 
 def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
-    """Return the rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
-    Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is missing, or columns differ between reads;
-    Misuse(BAD_URL); and Unknown(DISCONNECTED) if a database is unavailable."""
+    """Return the rows of all reads → ``source`` int, the number of the read, and their columns (the same in all), with
+    about ``partition_rows`` rows per Spark partition. Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key
+    is missing, or columns differ between reads; Misuse(BAD_URL); and Unknown(DISCONNECTED) if a database is
+    unavailable."""
     reads = [replace(read, url=absolute(read.url)) for read in reads]
     schemas = [read.check() for read in reads]
     kinds = [[schema[name] for name in reads[0].columns] for schema in schemas]
@@ -59,16 +60,17 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 
 def read_texts(spark: SparkSession, reads: Sequence[TextRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
-    """Return the rows of all reads → ``source`` int, and the texts of a read's columns in their order as :func:`cell`
-    0 and so on. Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*, not
-    fail the job. NULL stays null."""
+    """Return the rows of all reads → ``source`` int, the number of the read, and the texts of a read's columns in their
+    order as :func:`cell` 0 and so on; ``partition_rows`` as in :func:`read_sql`. Values are text because SQLite columns
+    hold any type: an invalid manual entry must be *reported*, not fail the job. NULL stays null."""
     width = max(len(read.columns) for read in reads)
     cells = ", ".join(f"{cell(n)} STRING" for n in range(width))
     return _load(spark, "texts", reads, f"{SOURCE} INT, {cells}", partition_rows)
 
 
 def read_sums(spark: SparkSession, reads: Sequence[TextRead], partition_rows: int = SUM_PARTITION_ROWS) -> DataFrame:
-    """Return the checksums of all reads → SUMS, one row per checksum, range and window that has rows."""
+    """Return the checksums of all reads, computed by their databases → SUMS, one row per checksum, window that has
+    rows, and range of about ``partition_rows`` rows."""
     return _load(spark, "sums", reads, SUMS, partition_rows)
 
 

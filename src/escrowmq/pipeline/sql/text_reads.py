@@ -132,7 +132,7 @@ class TextRead:
 
     def _make_query(self, quote: Any, dialect: str, selected: str, key: str, bounds: Bounds) -> tuple[str, Any]:
         """Return the SQL that reads the expressions ``selected`` of the rows of a range, and the values of its
-        parameters by name."""
+        parameters by name. ``quote``: of :func:`_quoting`."""
         conditions, values = [], {}
         for n, (name, native, text) in enumerate(self.where):
             conditions.append(f"{texts.select_exact(dialect, quote(name), native)} = :w{n}")

@@ -141,8 +141,8 @@ _MY = {
 
 
 def select_text(dialect: str, column: str, native: str, kind: str) -> str:
-    """Return the SQL expression of the text of ``column`` (quoted): canonical in ``kind`` if :func:`is_canonical`, else
-    plain. SQLite returns floats as such, because its own text of them is rounded."""
+    """Return the SQL expression of the text of ``column`` (quoted, of kind ``native``): canonical in ``kind`` if
+    :func:`is_canonical`, else plain. SQLite returns floats as such, because its own text of them is rounded."""
     if dialect == "sqlite":
         plain = f"CAST({column} AS TEXT)"
         blob = f"lower(hex({column}))" if kind in ("bytes", "uuid") else plain

@@ -41,8 +41,8 @@ def settle_order(
     order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
 ) -> Act:
     """Settle one order (sweep 1). Unpaid and due at ``over_ticks`` or before: TIMED_OUT, and its stock is released.
-    Paid: SOLD. Otherwise nothing is done: NOT_DUE, or BUSY if another has its row. The order row is locked from the
-    first read to the end, so no payment can intervene. The freeze is released first: a crash in between leaves an
+    Paid: SOLD. Otherwise nothing is done: NOT_DUE, or BUSY if its row is locked or gone. The order row is locked from
+    the first read to the end, so no payment can intervene. The freeze is released first: a crash in between leaves an
     unpaid order without a freeze, which no payment accepts and the next run finishes. Raises Inconsistent, and
     SQLAlchemy's errors; then nothing was changed, or the next run finishes it."""
     orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)

@@ -118,10 +118,11 @@ def keep_sweeping(
     on_run: Callable[[Mapping[str, Swept] | None], None] = lambda found: None,
     alarm: str | None = None,
 ) -> None:
-    """Sweep at once, and then every ``every`` seconds, until ``stop`` is set. ``products`` is the URL of the database
-    whose lock and clock are used. ``on_run`` is called with the results of each run, or with None if another machine
-    had the turn or an error stopped the run. ``alarm`` is a URL to which failures are posted, see :func:`post`. An
-    error is reported, and the next turn tries again. Raises Misuse, which is permanent."""
+    """Call ``sweeps`` at once, and then every ``every`` seconds, until ``stop`` is set; add the results to ``totals``.
+    ``products`` is the URL of the database whose lock and clock are used. ``on_run`` is called with the results of each
+    run, or with None if another machine had the turn or an error stopped the run. ``alarm`` is a URL to which failures
+    are posted, see :func:`post`. An error is reported, and the next turn tries again. Raises Misuse, which is
+    permanent."""
     totals = totals or Totals()
     while not stop.is_set():
         found: Mapping[str, Swept] | None = None

@@ -74,7 +74,8 @@ def make_role(manifest: Manifest, number: int, comparison: Comparison, is_expect
 def find_column_problems(
     manifest: Manifest, comparison: Comparison, natives: Natives
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the errors that only the types of the columns show: the path of a field of the comparison, and a text."""
+    """Yield the errors that only the types of the columns show: the path of a field of the comparison, and a text.
+    ``natives``: the native kinds of the columns of tables and files, by side."""
     names = list_columns(manifest, comparison, natives)
     typed = {side: natives[side] for side in comparison.sides if side in natives}
     for side, columns in typed.items():

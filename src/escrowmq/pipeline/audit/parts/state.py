@@ -124,8 +124,8 @@ class State:
         return replace(rows, grown=Grown(fresh, of_mine, self.sums.update))
 
     def _find_part(self, name: str, there: TopicPartition, at: Mapping[str, Link]) -> Part:
-        """Return the settled part of a topic partition: all its messages, if the last of them is readable; else as
-        before. Half messages: as before."""
+        """Return the settled part of the topic partition ``there``: all its messages, if the last of them is readable;
+        else as in the state so far. Half messages: as in the state. ``at``: the links by address."""
         known = self.parts.get(name, Part(there.head, there.head))
         if there.end == known.through or there.source == HALF_VIEW_NAME:
             return known
