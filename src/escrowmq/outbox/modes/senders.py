@@ -23,8 +23,8 @@ class Sender(Protocol):
     """A connection to one or several brokers."""
 
     def place(self, keys: pa.Array) -> Int64s:
-        """Return the shard of each row by its key, which never changes afterwards; -1 where there is one destination
-        only. Raises Unknown if the shard cannot be determined."""
+        """Return the shard of each row, chosen by its key and never changed afterwards; -1 where there is one
+        destination only. Raises Unknown if the shard cannot be determined."""
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
         """Send every row to its shard. Returns one code per row."""
