@@ -44,7 +44,7 @@ class Dispatcher(Protocol):
 
     @property
     def engine(self) -> Engine | None:
-        """The engine; None on a replica that does not lead."""
+        """The engine that executes the calls; None on a replica that does not lead."""
 
     @property
     def identity(self) -> tuple[int, int]: ...
@@ -96,9 +96,9 @@ class Calls:
         source: Hashable = None,
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
-        """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive.
-        ``source``: its connection (of a receive: a Client); messages of several connections take turns. ``allowance``:
-        the memory for the answer to a receive."""
+        """Start one exchange. Returns a future of the answer, with schema ``ANSWER[kind]``, or of an EscrowError;
+        raises nothing. Cancelling withdraws a receive. ``source``: its connection (of a receive: a Client); messages of
+        several connections take turns. ``allowance``: the memory for the answer to a receive."""
         try:
             if kind == Exchange.RECEIVE:
                 given = checked(ReceiveOptions, options)
@@ -118,9 +118,9 @@ class Calls:
             return answer(Future(), broker_failed("an exchange", problem))
 
     def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None:
-        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises.
-        ``sound_bytes``: the size of the rows, if the caller has checked their types. ``source``: see
-        :meth:`exchange`."""
+        """Start a request of a few rows, given as tuples. ``done`` is called once with the answer or the error, on any
+        thread; it must not block or raise. ``sound_bytes``: the size of the rows, if the caller has checked their
+        types. ``source``: see :meth:`exchange`."""
         try:
             given = parcel.kind, tuple(parcel.options.items()), tuple(map(type, parcel.options.values()))
             try:
@@ -139,7 +139,8 @@ class Calls:
             done(b"" if parcel.kind in (Exchange.END, Exchange.SETTLE) else [])
 
     def _closing_questions(self, rows: Sequence[tuple[Any, ...]], done: Done) -> Done:
-        """Return a callback that closes the questions of these check answers, undecided ones too, before ``done``."""
+        """Return a callback for a parcel of check answers: if it succeeded, it closes the open check-back questions
+        that these rows answer, with UNKNOWN too. Then it calls ``done``."""
 
         def close(answer: Answer | EscrowError) -> None:
             if isinstance(answer, bytes):
@@ -160,7 +161,8 @@ class Calls:
         self.engine.poke()
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
-        """Run an action."""
+        """Run the action ``name``. Returns its answer, with what the server adds to it (``beside``). Raises
+        EscrowError."""
         with _guard():
             answer = act(self.engine, name, request)
             if name == standing.ALL.name:
@@ -169,7 +171,8 @@ class Calls:
             return {**answer, **more()} if more is not None else answer
 
     def read(self, request: Mapping[str, object]) -> BatchStream:
-        """Read a topic or a view."""
+        """Return the stream of batches of a topic, view or file. A read that names its ``reader`` is noted for
+        ``standing``. Raises EscrowError for a bad request."""
         with _guard():
             stream = open_view(self.engine, request)
             if "reader" in request:
@@ -200,7 +203,8 @@ def _guard() -> Iterator[None]:
 
 @lru_cache(4096)
 def _terms(kind: Exchange, options: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Terms:
-    """Return the checked options of a parcel. Most parcels have the same ones. ``types``: True equals 1 as a key."""
+    """Return the checked options of a parcel; cached, because most parcels have the same ones. ``types``: of the option
+    values, so that True and 1 have different cache entries."""
     if kind not in _PARCELS:
         raise error(Code.BAD_REQUEST, f"no parcels of {kind!r:.100}")
     return Terms.of(kind, checked(OPTIONS[kind], dict(options)))

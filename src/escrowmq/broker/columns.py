@@ -18,9 +18,9 @@ from escrowmq.schemas import DELIVERY, SETTLING
 
 
 def owners_of(stored: pa.RecordBatch, positions: Int64s, log: StoredLog) -> pa.Array:
-    """Return the transaction column of stored messages: null for plain and for unreadable ones. An id has the epoch of
-    the session that *began* the transaction. A message that joined from a later session of the same group has another
-    epoch, so the first message is looked up."""
+    """Return the transaction id of each stored message as a column: null for plain and for unreadable ones. An id has
+    the epoch of the session that *began* the transaction. A message that joined from a later session of the same group
+    has another epoch, so the first message is looked up."""
     first = stored.column("transaction").to_numpy()
     epochs = stored.column("epoch").to_numpy().astype(np.int64)
     joined = np.flatnonzero((first >= 0) & (first != positions))
@@ -49,7 +49,7 @@ DELIVERED: dict[str, tuple[str, ...]] = {
 
 
 def batch_of(schema: pa.Schema, made: Mapping[str, pa.Array], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of ``schema``: the columns that were ``made``, the others as they are in ``rows``."""
+    """Return a batch of ``schema``: each column from ``made`` if it is there, else from ``rows``."""
     arrays = [made[field.name] if field.name in made else rows.column(field.name) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -63,7 +63,8 @@ def delivered(
     attempts: Int64s | None = None,
     schema: pa.Schema = DELIVERY,
 ) -> pa.RecordBatch:
-    """Convert stored rows to rows of ``schema``, some columns of DELIVERY; without ``leases`` for readers."""
+    """Convert stored rows to a batch of ``schema``, some columns of DELIVERY. Without ``leases`` and ``attempts``, as
+    for readers, they are -1 and 0."""
     size = stored.num_rows
     made = {
         "offset": pa.array(offsets, pa.int64()),
@@ -76,7 +77,8 @@ def delivered(
 
 
 def releasing(leased: Leased) -> pa.RecordBatch:
-    """Return acknowledgements that release leased messages: one row per lease, which is one run of offsets."""
+    """Return the rows of a SETTLE that release leased messages: one row per lease. The offsets of each lease must be
+    consecutive."""
     ids, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
     starts, size = leased.offsets[firsts], len(firsts)
     runs = [ids, starts, leased.offsets[firsts + counts - 1] - starts + 1]

@@ -51,7 +51,8 @@ _opening = threading.RLock()  # the collector of cycles may close another bus on
 def open_engine(
     folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk, clock: Clock | None = None
 ) -> Engine:
-    """Open an engine, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
+    """Open the log of a folder, with recovery, and return its engine, not started. Unfinished operator actions are
+    resolved. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
     clock = clock or SystemClock()
     log = open_log(
         disk(folder),
@@ -115,7 +116,8 @@ def _leave(folder: Path) -> None:
 
 @atexit.register
 def _exit() -> None:
-    """Stop all engines: a thread that runs Arrow while the interpreter exits crashes the process."""
+    """Refuse calls on all links and stop all engines, because the interpreter exits: a thread that runs Arrow then
+    crashes the process."""
     for link in list(_links):
         link.end()
     with _opening:
@@ -126,8 +128,8 @@ def _exit() -> None:
 
 
 def lent_link(folder: Path, calls: Dispatcher, leave: Callable[[], None] = lambda: None) -> EmbeddedLink:
-    """Return a link to a broker that its caller has started, and stops after the link was closed, when ``leave`` is
-    called."""
+    """Return a link to a broker that its caller has started. Closing the link calls ``leave``; the caller stops the
+    broker."""
     return EmbeddedLink(Path(folder).absolute(), calls, leave)
 
 
@@ -150,16 +152,16 @@ class _Watch:
 
     @property
     def broken(self) -> bool:
-        """Return whether it ended by itself: the engine stopped, or ``on_checks`` raised."""
+        """Whether the subscription ended by itself: the engine stopped, or ``on_checks`` raised."""
         return not self._closed and not self._thread.is_alive()
 
     @property
     def problem(self) -> EscrowError | None:
-        """Why the broker closed it."""
+        """The error with which the broker closed the subscription; None if there is none."""
         return self._member.problem
 
     def close(self) -> None:
-        """End the subscription."""
+        """End the subscription. Waits up to a second for its thread."""
         self._closed = True
         self._calls.leave(self._member)
         if self._thread is not threading.current_thread():
@@ -229,7 +231,7 @@ class EmbeddedLink:
             raise error(Code.CLOSED, self._closed)
 
     def close(self) -> None:
-        """Withdraw waiting receives, and leave; the last link stops the engine."""
+        """Cancel waiting receives, end subscriptions, and call ``leave``, by which the last link stops the engine."""
         with self._lock:
             if self._closed:
                 return

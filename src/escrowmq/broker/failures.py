@@ -14,8 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 def broker_failed(what: str, problem: BaseException) -> EscrowError:
-    """Return the error for the caller of ``what`` (for the log): ``problem`` itself if it is an EscrowError. Anything
-    else is a bug: it is logged with its traceback, and is Unknown(BROKER_FAILED)."""
+    """Return the error for the caller of a request that failed with ``problem``: ``problem`` itself if it is an
+    EscrowError. Anything else is a bug: it is logged with its traceback and ``what`` (the kind of request), and
+    Unknown(BROKER_FAILED) is returned."""
     if isinstance(problem, EscrowError):
         return problem
     logger.error("the broker failed: %s", what, exc_info=problem)
@@ -23,7 +24,7 @@ def broker_failed(what: str, problem: BaseException) -> EscrowError:
 
 
 def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
-    """Set the result or the exception of a future. Returns the future."""
+    """Set the result of a future, or its exception if ``outcome`` is one. Returns the future."""
     if isinstance(outcome, BaseException):
         future.set_exception(outcome)
     else:

@@ -163,7 +163,8 @@ class GuardedCalls:
         return result
 
     def _sign(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an operator's request under the principal's name, whatever name the client gave."""
+        """Return a copy of an operator's request with ``by`` set to the principal's name, whatever name the client
+        gave."""
         return {**request, "by": self._caller.principal.name}
 
     def _may_see(self, topic: str) -> bool:
@@ -210,7 +211,8 @@ _OWN: dict[str, Callable[[GuardedCalls, Mapping[str, Any]], Json]] = {
 
 
 def _distinct(topics: pa.Array) -> list[str]:
-    """Return the distinct topics of a batch whose content nobody has validated."""
+    """Return the distinct topics of a batch, without null. Its content is not validated yet: raises Rejected(BAD_BATCH)
+    if it is damaged."""
     try:
         topics.validate(full=True)
         found: list[str | None] = pc.unique(topics).to_pylist()

@@ -33,7 +33,8 @@ class LeaseReader:
         self.row_bytes: float = FIRST_GUESS
 
     def read(self, leased: Leased, max_bytes: int) -> Read:
-        """Read as many messages as fit into ``max_bytes``, at least one."""
+        """Read leased messages from the log, in order, as many as fit into ``max_bytes``, at least one. Messages that
+        retention has removed are left out. ``rest`` of the result: those that did not fit."""
         taken = start = 0
         parts: list[pa.RecordBatch] = []
         buried: list[tuple[int, int, str]] = []
@@ -67,12 +68,12 @@ class LeaseReader:
 
 
 def join_leased(parts: list[Leased]) -> Leased:
-    """Return several leases as one."""
+    """Concatenate several sets of leased messages, in order."""
     return parts[0] if len(parts) == 1 else Leased(*map(np.concatenate, zip(*map(_columns, parts), strict=True)))
 
 
 def pick(leased: Leased, rows: Int64s | slice) -> Leased:
-    """Return some rows of a lease."""
+    """Return the leased messages with these indices (or in this slice)."""
     return Leased(*(column[rows] for column in _columns(leased)))
 
 
@@ -81,7 +82,8 @@ def _columns(leased: Leased) -> tuple[Int64s, ...]:
 
 
 def _count_fitting(stored: pa.RecordBatch, bytes_: int, room: int, at_least: int) -> int:
-    """Return how many of the first rows, of ``bytes_`` together, take at most ``room`` bytes."""
+    """Return how many of the first ``stored`` rows take at most ``room`` bytes, but at least ``at_least``. ``bytes_``:
+    the size of all. Sizes are estimated from the bodies."""
     if bytes_ <= room:
         return int(stored.num_rows)
     body = stored.column("body")

@@ -74,16 +74,16 @@ class OfflineShard:
         self._lock = threading.Lock()
 
     def receiving(self, group: str) -> int:
-        """Return 0."""
+        """Return 0: without a broker no receive waits."""
         return 0
 
     @property
     def status(self) -> str:
-        """ok or damaged."""
+        """``ok``, or ``damaged``: the log is, in places."""
         return "damaged" if self.log.is_damaged else "ok"
 
     def look(self, look: Callable[[], T]) -> Future[T]:
-        """Run ``look`` now; one at a time, as on a broker's writer."""
+        """Run ``look`` at once, one at a time. Returns a done future with its result or its EscrowError."""
         with self._lock:
             try:
                 return answer(Future(), look())
@@ -115,7 +115,8 @@ def open_shard(folder: Path, ask: Ask | None = None) -> OfflineShard:
 def _describe_missing(
     folder: Path, log: OfflineLog, holder: Holder | None, durable: Durable | None, why: str
 ) -> tuple[str, bool]:
-    """Return what may be missing in a folder, and whether it may come in a moment."""
+    """Return a text about messages that may be missing in a folder ("" if none), and whether they may arrive within a
+    moment, so that opening it again helps."""
     if holder is None:
         text = f"{folder} is a copy of a log on Kafka that no broker updates now: newer messages may be missing"
         return text if log.is_mirror else "", False
@@ -136,7 +137,8 @@ def _describe_missing(
 
 
 def _ask_holder(holder: Holder, ask: Ask | None) -> tuple[Durable | None, str]:
-    """Request the durable end from the broker of a folder. Returns it, or None and the reason."""
+    """Request from the broker that uses a folder how far its log is durable. Returns that and "", or None and the
+    reason."""
     if ask is None or holder.url is None:
         return None, "it serves at no URL"
     try:
@@ -160,11 +162,12 @@ class OfflineLink(ParcelsByExchange):
             logger.warning("%s", missing)
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
-        """Denied."""
+        """Return a future that failed with Denied: exchanges write, and the folder is open for reading only."""
         return answer(Future(), self._deny(str(kind)))
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """Run an action that only reads; Denied for the others."""
+        """Run an action that only reads. Raises Denied for the others. The answer to ``health`` also reports what may
+        be missing."""
         if name not in READ_ONLY:
             raise self._deny(name)
         answer, missing = act(self._shard, name, request), self._shard.missing
@@ -178,7 +181,7 @@ class OfflineLink(ParcelsByExchange):
         return open_view(self._shard, request)
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> NoReturn:
-        """Denied."""
+        """Raise Denied: without a broker there are no check-backs."""
         raise self._deny("watch")
 
     def _deny(self, what: str) -> EscrowError:
@@ -186,4 +189,4 @@ class OfflineLink(ParcelsByExchange):
         return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: nothing is held open."""

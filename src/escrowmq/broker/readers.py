@@ -37,8 +37,9 @@ class Readers:
         self._lock = threading.Lock()
 
     def note(self, content: Mapping[str, object]) -> None:
-        """Note a read that names its reader. Within a batch the largest end of a queue counts, because several tasks
-        read it; a query that starts anew counts from where it reads then."""
+        """Record how far a streaming query has read a queue, from a read that names its ``reader``; other reads are
+        ignored. Within a batch the largest end of a queue counts, because several tasks read it; a query that starts
+        anew counts from where it reads then."""
         request = checked(ReadRequest, content)
         if "reader" not in request or "end" not in request or request["source"].startswith("%"):
             return
@@ -54,7 +55,8 @@ class Readers:
                 self._readers.pop(next(iter(self._readers)))
 
     def standing(self) -> dict[str, Any]:
-        """Return the readers of the last 24 hours, as ``standing`` lists them. A queue counts once it was read."""
+        """Return {"readers": [...]}: the readers of the last 24 hours, each with its topic, its lag (messages behind
+        the ends of the queues that it has read) and the time of its last read."""
         if not self._readers:
             return {"readers": []}
         topics = self._engine.look(lambda: topics_list(self._engine.shard.ledger)).result()

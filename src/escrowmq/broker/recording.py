@@ -26,19 +26,22 @@ from escrowmq.wire.actions.action import Action
 def recorded(
     engine: Readable, action: Action[Any, Any], request: Mapping[str, Any], **more: Any
 ) -> AbstractContextManager[Done]:
-    """Record an action that runs in the block, with its ``request``, changed by ``more``. Raises as
-    :meth:`escrowmq.acts.Journal.act`: an action that cannot be recorded does not run."""
+    """Return a context manager that records an operator action before its block runs, with its ``request``, changed by
+    ``more``, and its end after it. Raises as :meth:`escrowmq.acts.Journal.act`: an action that cannot be recorded does
+    not run."""
     what = {name: value for name, value in request.items() if name not in ("by", "why")} | more
     return engine.log.acts.act(action.name, what, engine.clock.now_us, request.get("by"), request.get("why"))
 
 
 def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result that the record gets for an operator action with this answer."""
+    """Return the result to record for an operator action with this answer: how often each code occurs and, if they
+    differ, the code of each item. An answer without ``codes`` is the result itself."""
     return results(answer["codes"]) if "codes" in answer else dict(answer)
 
 
 def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
-    """Return topic, queue, offset and time of death of dead letters. ``chosen``: pairs of queue id and offset."""
+    """Return a list of topic, queue, offset and time of death for each dead letter in ``chosen``, pairs of queue id and
+    offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
     return [
@@ -61,7 +64,8 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
 
 
 def verified(engine: Readable) -> acts.Verified:
-    """Verify the chain of recorded actions."""
+    """Verify the hash chain of the recorded actions. Returns their number, the last hash, and where the chain is
+    broken."""
     count, last, breaks = engine.log.acts.verify()
     return {"shard": engine.log.shard, "records": count, "last": last, "broken": to_broken(breaks)}
 
@@ -72,12 +76,14 @@ FOUND_QUEUES = 100  # queues of a group whose places are recorded
 
 
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
-    """Record what a crash left of unfinished actions, according to the log. Returns how many there were."""
+    """Complete the records of operator actions that a crash interrupted, with the state of their subjects in the
+    ledger. Returns how many there were."""
     return journal.resolve(lambda record: {"interrupted": True, "found": _find_state(ledger, record)}, now_us)
 
 
 def _find_state(ledger: Ledger, record: Record) -> Any:
-    """Return the current state of the action's subject, or the code of an error if it is unknown."""
+    """Return the current state of what a recorded action was about, or the name of an error's code if the ledger does
+    not know it."""
     try:
         return _STATES[record.act or ""](ledger, record.what)
     except EscrowError as problem:

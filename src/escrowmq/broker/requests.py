@@ -28,14 +28,15 @@ MAX_TEXT = 1 << 16  # characters of one string
 
 
 def check_schema(kind: Exchange, given: Any) -> None:
-    """Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
+    """Raise Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
     wanted = REQUEST[kind]
     if not isinstance(given, pa.Schema) or len(given) != len(wanted) or not given.equals(wanted):
         raise error(Code.BAD_BATCH, f"{kind} requires {_words(wanted)}; given {_words(given)}")
 
 
 def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings) -> None:
-    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the batch is sound, of the kind's schema, and within limits."""
+    """Raise Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the batch is sound, of the kind's schema, and within
+    limits."""
     check_schema(kind, batch.schema if isinstance(batch, pa.RecordBatch) else type(batch).__name__)
     if batch.num_rows > settings.max_batch_rows:
         raise error(Code.BATCH_TOO_LARGE, f"{batch.num_rows} rows; the limit is {settings.max_batch_rows}")
@@ -69,9 +70,10 @@ _VALUE_BYTES = 8
 
 
 def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
-    """Return about how many bytes the rows take: ``sound_bytes`` if given, because a carrier has checked all types.
-    Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless they are tuples of the kind's types, with ids of 16 bytes. The writer
-    refuses numbers out of range and text that is not Unicode, when it makes columns of them."""
+    """Check the rows of a parcel, and return about how many bytes they take: ``sound_bytes`` if given, because a
+    carrier has checked all types. Raises Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless they are tuples of the kind's
+    types, with ids of 16 bytes. The writer refuses numbers out of range and text that is not Unicode, when it makes
+    columns of them."""
     rows = parcel.rows
     if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
         raise error(Code.BATCH_TOO_LARGE, f"a parcel of {len(rows)} rows; the limit is {PARCEL_ROWS}")
@@ -121,9 +123,9 @@ def _words(schema: Any) -> str:
 
 
 def checked(shape: type[T], content: Mapping[str, Any]) -> T:
-    """Return the fields of TypedDict ``shape`` that ``content`` has, each of its type and within its bounds. Null is
-    the same as absent; unknown names are left out. Rejected(BAD_REQUEST) names the field; Rejected(BATCH_TOO_LARGE):
-    a list of more than ``MAX_IDS``."""
+    """Validate JSON: return the fields of TypedDict ``shape`` that ``content`` has, each of its type and within its
+    bounds. Null is the same as absent; unknown names are left out. Raises Rejected(BAD_REQUEST), which names the field;
+    Rejected(BATCH_TOO_LARGE) for a list of more than ``MAX_IDS``."""
     found: dict[str, Any] = {}
     for name, required, check in _checks(cast(Any, shape)):
         value = content.get(name)
@@ -139,7 +141,7 @@ _Check = Callable[[str, Any], Any]  # of one type: takes the name for its errors
 
 @cache
 def _checks(shape: Any) -> tuple[tuple[str, bool, _Check], ...]:
-    """Return the name of every field, whether it is required, and its check."""
+    """Return for each field of a TypedDict its name, whether it is required, and the function that checks its value."""
     return tuple((field.name, field.required, _check_of(field.value)) for field in fields_of(shape))
 
 
@@ -206,7 +208,7 @@ def _tuple(checks: list[_Check], name: str, value: Any) -> tuple[Any, ...]:
 
 
 def transaction_id(text: str) -> TransactionId:
-    """Return a transaction id from its printed form; Rejected(BAD_REQUEST) for anything else."""
+    """Parse a printed transaction id. Raises Rejected(BAD_REQUEST) for anything else."""
     try:
         return TransactionId.parse(text)
     except EscrowError as problem:

@@ -32,7 +32,8 @@ __all__ = ["HANDLERS", "LONGEST_WAIT_MS", "act"]
 
 
 def act(engine: Readable, name: str, request: Mapping[str, Any]) -> Json:
-    """Check a request and answer it. Rejected(BAD_REQUEST) for an unknown action, or a request not of its type."""
+    """Run the action ``name`` on an engine: validate its request, and return its answer. Raises Rejected(BAD_REQUEST)
+    for an unknown action, or a request not of its type."""
     handler = HANDLERS.get(name)
     if handler is None:
         raise error(Code.BAD_REQUEST, f"no action {name!r:.100}", nearest(name[:100], list(HANDLERS)))

@@ -35,7 +35,7 @@ HANDLERS: dict[str, Callable[[Any, Any], Any]] = {}
 def answers(
     action: Action[Request, Answer],
 ) -> Callable[[Callable[[AnyEngine, Request], Answer]], Callable[[AnyEngine, Request], Answer]]:
-    """Make a function the handler of ``action``."""
+    """Return a decorator that registers a function as the handler of ``action``."""
 
     def register(function: Callable[[AnyEngine, Request], Answer]) -> Callable[[AnyEngine, Request], Answer]:
         HANDLERS[action.name] = function
@@ -49,7 +49,8 @@ def submits(
     command: Callable[[Request], Command],
     shown: Callable[[Any], Any] = lambda answer: answer,
 ) -> None:
-    """Answer ``action`` by the result of the command that a request makes; ``shown`` converts it for JSON."""
+    """Register a handler of ``action``: the writer executes the command that ``command`` makes of a request, and
+    ``shown`` converts its result to the answer."""
 
     @answers(action)
     def _(engine: Engine, request: Request) -> Answer:
@@ -74,7 +75,7 @@ def does(
 
 
 def looks(action: Action[Request, Answer], look: Callable[[HoldsLedger, Request], Any]) -> None:
-    """Answer ``action`` by what ``look`` sees in the ledger."""
+    """Register a handler of ``action`` that only reads: it answers with what ``look`` returns from the ledger."""
 
     @answers(action)
     def _(engine: Readable, request: Request) -> Answer:
@@ -83,17 +84,18 @@ def looks(action: Action[Request, Answer], look: Callable[[HoldsLedger, Request]
 
 
 def page_of(what: str, entries: list[Any], limit: int, after: Callable[[Any], object]) -> Any:
-    """One page of a listing of ``what``. A full one has ``next``: where its last entry is."""
+    """Return one page of a listing: ``entries`` under the name ``what``. A full page (``limit`` entries) also has
+    ``next``: ``after`` of its last entry, from which the next page continues."""
     return {what: entries, "next": after(entries[-1])} if len(entries) == limit else {what: entries}
 
 
 def microseconds(seconds: float | None) -> int | None:
-    """Whole microseconds of seconds."""
+    """Convert seconds to whole microseconds; None stays None."""
     return None if seconds is None else to_us(seconds)
 
 
 def results_of(codes: Any) -> Results:
-    """Return the names of codes, as the answer to a call about many things."""
+    """Return {"codes": names}: the names of numeric result codes, in their order."""
     return {"codes": [_NAMES[code] for code in codes.tolist()]}
 
 
@@ -101,5 +103,5 @@ _NAMES = {int(code): code.name for code in Code}
 
 
 def transaction_ids(printed: list[str]) -> pa.Array:
-    """Parse printed transaction ids into a column. Raises as :func:`escrowmq.broker.requests.transaction_id`."""
+    """Parse printed transaction ids into an Arrow column. Raises Rejected(BAD_REQUEST) if one is malformed."""
     return pa.array([bytes(transaction_id(text)) for text in printed], ID)

@@ -25,7 +25,8 @@ def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
 
 
 def described(of: BrokerSettings, shard: int, epoch: int, time_us: int) -> brokers.Hello:
-    """Describe a broker with these settings."""
+    """Return the answer to ``hello``: protocol, version, shard, how often its log was opened (``epoch``), the broker's
+    time (microseconds), and the limits among the settings ``of``."""
     settings = dataclasses.asdict(of)
     return {
         "protocol": PROTOCOL_VERSION,
@@ -50,7 +51,7 @@ def _health(engine: Readable, _: Nothing) -> brokers.Health:
 
 @answers(brokers.STATS)
 def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
-    """Return the names are those of ``serving/metrics.py``."""
+    """Return the metrics of this broker, a number by name; ``serving/metrics.py`` has their meanings."""
     numbers: dict[str, float] = engine.look(lambda: engine.shard.ledger.stats(engine.clock.now_us())).result()
     requests, size = engine.waiting
     return {
@@ -75,7 +76,8 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
 
 @answers(brokers.STEP_DOWN)
 def _step_down(engine: Engine, _: brokers.StepDown) -> brokers.SteppedDown:
-    """Return a node of a replicated log answers this itself (``replicas/door.py``)."""
+    """Raise Rejected(BAD_REQUEST): a broker that has its log for itself cannot hand it over. A node of a replicated log
+    answers this action itself (``replicas/door.py``)."""
     raise error(
         Code.BAD_REQUEST,
         "this broker has its log for itself: there is nobody to hand over to",

@@ -31,7 +31,8 @@ MOST_CAUSES = 1000
 
 @answers(dead_letters.LIST)
 def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_letters.Page:
-    """List dead letters from blocks that never change, beside the writer."""
+    """Return a page of a group's dead letters, or those that the request names, with key, tag and message id from the
+    log (null where damaged)."""
     limit, after, older_us = request.get("limit", PAGE), _place_of(request), microseconds(request.get("older_than"))
     before_us = None if older_us is None else engine.clock.now_us() - older_us
     if "items" in request:
@@ -64,7 +65,8 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
 
 
 def _find_named(engine: Readable, request: dead_letters.List) -> Letters:
-    """Return the dead letters at the places that a request names, by queue id and offset, each once."""
+    """Return the dead letters at the places (topic, queue, offset) that a request names, ordered by queue id and
+    offset, each once. Places without a dead letter are left out."""
     items = request["items"]
     if len(items) >= MAX_PAGE:
         raise error(Code.BAD_REQUEST, f"{len(items)} items", f"ask for fewer than {MAX_PAGE} at a time")
@@ -85,8 +87,8 @@ def _find_named(engine: Readable, request: dead_letters.List) -> Letters:
 
 @answers(dead_letters.SUMMARY)
 def _summarize(engine: Readable, request: dead_letters.Summarize) -> dead_letters.Summary:
-    """Count the dead letters of a page of groups by cause, with samples. Each group is counted as it stands at one
-    moment, beside the writer."""
+    """Count the dead letters of each group of a page by cause, with samples. Each group is counted as it stands at one
+    moment. Groups without any are left out, unless the request names one."""
     most, samples, only = request.get("causes", 20), request.get("samples", 3), request.get("group")
     limit = request.get("limit", PAGE)
 
@@ -143,8 +145,8 @@ def _times(cause: Cause) -> dead_letters.Times:
 
 @answers(dead_letters.SETTLE)
 def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_letters.Settled:
-    """Each act names the deaths that it is about: what dies again between the look, the record and the act is not
-    touched."""
+    """Retry or discard dead letters, those named or a page of ``all``, as a recorded operator action. Returns a code
+    for each. A message that died again after it was listed is not touched."""
     limit, everything = request.get("limit", PAGE), request.get("all", False)
     there: Bools | None = None
     items = [] if everything else request.get("items", [])
@@ -209,5 +211,6 @@ _UNSEEN = np.iinfo(np.int64).min
 
 
 def _seen(items: list[dead_letters.Shown], name: Literal["dead_us", "attempts"]) -> Int64s:
-    """With which value each item was shown; of one that says nothing, that it was not."""
+    """Return the field ``name`` with which each item was shown to the operator; ``_UNSEEN`` where the item does not
+    have it."""
     return np.array([item.get(name, _UNSEEN) for item in items], np.int64)

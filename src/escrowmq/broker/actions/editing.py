@@ -40,8 +40,8 @@ class _Seen(NamedTuple):
 
 @answers(dead_letters.EDIT)
 def _edit_dead_letter(engine: Engine, request: dead_letters.Edit) -> dead_letters.Edited:
-    """Return the message is read and made here; that it still replaces the death that was seen is decided by the
-    ledger."""
+    """Replace a dead letter by an edited message, for its group alone, as a recorded operator action. The ledger
+    rejects it if the message died again since it was shown. A repeated request changes nothing."""
     identity = _identity(request["message_id"])
     seen: _Seen = engine.look(lambda: _look(engine, request, identity)).result()
     old = _read_stored(engine, seen.position)
@@ -103,8 +103,8 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _read_stored(engine: Engine, position: int) -> dict[str, Any] | None:
-    """Return the message that the group received, as far as it can be read: ``body`` is None if it is lost; None if
-    nothing is left."""
+    """Return the message at a log position by column: ``body`` is None if only that is lost. Returns None if the rest
+    is lost, too, or has left the log."""
     if position < engine.log.first_position:
         return None
     stored, damaged = engine.log.salvage(np.array([position], np.int64))

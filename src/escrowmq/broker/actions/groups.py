@@ -119,7 +119,8 @@ def _reset_group(engine: Engine, request: groups.Reset) -> groups.Moves:
 
 
 def _summarize(moves: list[groups.Moved]) -> dict[str, Any]:
-    """Summarize a reset for the record: sums, and the new places in the first queues."""
+    """Summarize a reset for the record of operator actions: sums over all queues, and old and new offset of the first
+    ``RECORDED_QUEUES``."""
     sums = {name: sum(move[name] for move in moves) for name in ("again", "skipped", "leased", "dead")}
     shown = [[move["topic"], move["queue"], move["was"], move["now"]] for move in moves[:RECORDED_QUEUES]]
     return {**sums, "queues": len(moves), "moved": shown}

@@ -26,7 +26,8 @@ def _lookup(engine: Readable, request: messages.Lookup) -> messages.Found:
 
 @answers(messages.RECALL)
 def _recall(engine: Engine, request: messages.Recall) -> messages.Recalled:
-    """Decide by the ledger whether the message still waits. A repeat finds that its time has not come."""
+    """Recall a delayed message by its id, before it becomes visible. ``already`` in the answer: it was recalled before.
+    Raises Rejected(NOT_FOUND) if no message of this id waits for its time."""
     positions = plain_positions(engine, request["topic"], message_id(request["message_id"]))
     if engine.submit(Recall(request["topic"], positions)).result():
         return {"already": False}

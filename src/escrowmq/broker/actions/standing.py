@@ -28,7 +28,8 @@ def _all(engine: Readable, _: Nothing) -> actions.Standings:
 
 
 def _row(one: Any) -> dict[str, Any]:
-    """Labels and numbers; counts are whole ones."""
+    """Convert the state of a topic or group to JSON: its labels and numbers. Counts become integers, flags booleans;
+    ages stay seconds."""
     numbers = {n: v if n in _WHOLE else bool(v) if n in _FLAGS else int(v) for n, v in one.numbers.items()}
     return {**one.labels, **numbers}
 

@@ -23,7 +23,8 @@ from escrowmq.wire.actions import transactions
 
 @answers(transactions.LIST)
 def _list_transactions(engine: Readable, request: transactions.List) -> transactions.Page:
-    """Look by look, none of which keeps the writer for long: what is wanted may be rare among many."""
+    """Return a page of the transactions that match the request. Searches in several short looks at the ledger, so that
+    none keeps the writer for long."""
     limit, older_us = request.get("limit", PAGE), microseconds(request.get("older_than"))
     now_us = engine.clock.now_us()
     before_us = None if older_us is None else now_us - older_us
@@ -44,7 +45,8 @@ def _some(engine: Readable, wanted: Wanted, limit: int, after: int) -> tuple[lis
 
 @answers(transactions.SUMMARY)
 def _summarize(engine: Readable, request: transactions.Summarize) -> transactions.Undecided:
-    """Look by look, as above."""
+    """Return a page of producer groups, each with a summary of its undecided transactions. Reads in several short looks
+    at the ledger, so that none keeps the writer for long."""
     limit, after, samples = request.get("limit", PAGE), request.get("after", -1), request.get("samples", 3)
     group, now_us = request.get("group"), engine.clock.now_us()
     waiting = engine.look(lambda: Waiting(engine.shard.ledger, group, after, limit, samples, now_us)).result()

@@ -27,8 +27,9 @@ Chunk = tuple[Int64s, pa.RecordBatch, Int64s]  # positions, columns and times of
 
 
 def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[int, int]:
-    """Return the first ``what`` (offset or position) that a request reads, and the end, of those stored: ``first`` to
-    before ``newest``. Start 0 without an end, like no start, means from the first. Raises RANGE_PURGED."""
+    """Return the range (first, end) of offsets or positions (``what``) that a request reads, of those stored: ``first``
+    to before ``newest``. Start 0 without an end, like no start, means from the first. Raises Rejected(RANGE_PURGED) if
+    part of it was removed."""
     start, end = request.get("start"), request.get("end")
     if start is None or (start == 0 and end is None):
         start = first
@@ -39,19 +40,20 @@ def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[
 
 
 def purged(what: str, start: int, first: int) -> EscrowError:
-    """Return the error for a range that retention has partly removed (I41): a read never gives fewer rows instead."""
+    """Return the error for a range that retention has partly removed (I41): a read never gives fewer rows instead.
+    ``what``: offset or position."""
     return error(Code.RANGE_PURGED, f"{what} {start} has left the log; the first is {first}")
 
 
 def kept(chunk: Chunk, mask: Bools) -> Chunk:
-    """Return the rows of a chunk that a mask marks."""
+    """Return a chunk with only the rows that the mask selects."""
     positions, rows, times = chunk
     return positions[mask], rows.filter(pa.array(mask)), times[mask]
 
 
 def chunked(frames: Iterable[Frame], start: int, end: int, columns: list[str], marking: bool) -> Iterator[Chunk]:
-    """Yield the rows ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about ``BYTES``.
-    ``marking``: the chunks have the columns of ``marked_frame``."""
+    """Yield the rows at positions ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about
+    ``BYTES``. ``marking``: the chunks have the columns of ``marked_frame``."""
     parts: list[tuple[int, int, pa.RecordBatch]] = []  # first position, time, rows
     count = size = 0
     for frame in frames:
@@ -83,7 +85,8 @@ LOST_COLUMN = "%lost"  # a column of chunks beside `damaged`: whether all of the
 
 
 def marks_of(damaged: Mapping[int, RowDamage], rows: int) -> tuple[pa.Array, Bools]:
-    """Return the place of each damaged row (else null), and which rows have lost more than their bodies."""
+    """Return for each of ``rows`` rows the place of its damage (null if sound), and a mask of those that have lost more
+    than their bodies. ``damaged``: by row."""
     texts: list[str | None] = [None] * rows
     lost = np.zeros(rows, np.bool_)
     for row, damage in damaged.items():
@@ -104,7 +107,8 @@ def marked_frame(frame: Frame, columns: list[str]) -> pa.RecordBatch:
 
 
 def lost_rows(rows: pa.RecordBatch) -> Bools:
-    """Return which rows of a chunk are lost but for their position and time; none if the read rejects damaged rows."""
+    """Return a mask of the rows of a chunk that are lost but for their position and time; all False if the read rejects
+    damaged rows."""
     if LOST_COLUMN not in rows.schema.names:
         return np.zeros(rows.num_rows, np.bool_)
     return np.asarray(rows.column(LOST_COLUMN).to_numpy(zero_copy_only=False), np.bool_)
@@ -114,8 +118,8 @@ Columns = Mapping[str, pa.Array]
 
 
 def shown(schema: pa.Schema, made: Columns, rows: pa.RecordBatch, stored: frozenset[str]) -> pa.RecordBatch:
-    """Return rows of a view: the columns that were ``made``, the others as they are in the chunk's ``rows``;
-    damaged ones as in :func:`marked`, if the schema has that column."""
+    """Return rows of a view: each column from ``made`` if it is there, else from the chunk's ``rows``. If ``schema``
+    has the column ``damaged``, damaged rows have null in the columns ``stored``, see :func:`marked`."""
     if DAMAGED_COLUMN not in schema.names:
         return batch_of(schema, made, rows)
     own = pa.schema([field for field in schema if field.name != DAMAGED_COLUMN])
@@ -126,8 +130,9 @@ def shown(schema: pa.Schema, made: Columns, rows: pa.RecordBatch, stored: frozen
 def marked(
     batch: pa.RecordBatch, schema: pa.Schema, marks: tuple[pa.Array, Bools], stored: frozenset[str], known: Columns
 ) -> pa.RecordBatch:
-    """Return ``batch`` as rows of ``schema``, which has nullable columns and ``damaged``: in damaged rows the columns
-    in ``stored`` (and the body) are null, or what is ``known`` from elsewhere."""
+    """Return ``batch`` as rows of ``schema``, which has nullable columns and ``damaged``. In rows that are damaged
+    (``marks``, see :func:`marks_of`) lost values of the columns in ``stored`` and of the body are null, or what is
+    ``known`` from elsewhere."""
     texts, lost = marks
     made = {DAMAGED_COLUMN: texts}
     if texts.null_count < len(texts):

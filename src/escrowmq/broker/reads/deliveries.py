@@ -64,7 +64,8 @@ class Allowance(Protocol):
     """The memory for the answer to a receive."""
 
     def grant(self, wanted: int) -> int:
-        """Return how many bytes the answer may have, up to ``wanted``; 0: none now. Never waits."""
+        """Reserve memory for the answer to a receive. Returns how many bytes it may have, up to ``wanted``; 0: none
+        now. Never waits."""
 
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class Deliveries:
     def receive(
         self, options: ReceiveOptions, wait_us: int, allowance: Allowance | None, client: Any = None
     ) -> Future[pa.RecordBatch]:
-        """Lease and read. Cancelling the future before it is answered withdraws the receive. ``allowance``: rule 7.
+        """Lease messages for a member and read them. Returns a future of a batch of DELIVERY, empty after ``wait_us``
+        without a message. Cancelling it withdraws the receive. ``allowance``: the memory for the answer (rule 7).
         ``client``: the connection; None in this process."""
         settings, lease_ms = self._engine.settings, options.get("lease_ms")
         command = Receive(
@@ -150,19 +152,20 @@ class Deliveries:
         return receive.answer
 
     def give_back(self) -> None:
-        """Release all ready messages, because the broker is about to stop."""
+        """Release all messages that are leased and not yet read, because the broker is about to stop."""
         with self._lock:
             for line in self._lines.values():
                 self._release_ready(line)
 
     def close(self) -> None:
-        """Wait for reads in progress."""
+        """Wait for reads in progress, and end the threads that read."""
         self._readers.shutdown(wait=True)
 
     # One line, step by step
 
     def _run(self, line: _Line) -> None:
-        """Advance a line as far as this thread may: read what is in memory here, the rest on another thread."""
+        """Advance a member's line of receives as far as possible: read messages that are in memory on this thread,
+        others on another one."""
         while (receive := self._step(line)) is not None:
             near, positions = self._engine.log.next_position - NEAR_ROWS, receive.leased.positions
             if len(positions) > FEW or min(positions.tolist()) < near:  # rule 5
@@ -171,7 +174,8 @@ class Deliveries:
             self._read(line, receive)
 
     def _step(self, line: _Line) -> _Receive | None:
-        """Handle answers, and match leases to receives. Returns the receive to read for next, if any."""
+        """Handle answers to requests for leases, and match leased messages to the line's receives. Returns the receive
+        whose messages to read next, None if there is none."""
         with self._lock:
             if line.stepping:  # called by the engine within _match_leases: the loop below handles it
                 return None
@@ -198,7 +202,8 @@ class Deliveries:
             del self._lines[line.group, line.member]
 
     def _handle(self, line: _Line, command: Receive, done: Future[Leased]) -> None:
-        """Handle the answer to a request for a lease."""
+        """Handle the answer to a line's request for a lease: keep the messages until they are read, release them if no
+        receive waits, or answer the first receive with an error or nothing."""
         if done.cancelled():
             return
         if (problem := done.exception()) is not None:
@@ -213,7 +218,8 @@ class Deliveries:
             self._release(line, done.result())
 
     def _next_to_read(self, line: _Line) -> _Receive | None:
-        """Return the first receive, if messages are ready and its answer has room."""
+        """Take the line's first receive and its leased messages, if there are any and its answer has room. Returns it,
+        else None."""
         if not line.receives or not line.ready or line.reading or not (granted := self._grant(line)):
             return None
         line.reading = True
@@ -222,7 +228,8 @@ class Deliveries:
         return receive
 
     def _match_leases(self, line: _Line) -> None:
-        """Cancel requests for leases without a receive; request one for each receive while nothing is ready."""
+        """Cancel a line's requests for leases that no receive needs; request one for each receive while no leased
+        messages are ready."""
         for leasing in line.leasings[len(line.receives) :]:
             leasing.cancel()
         while not line.ready and not line.answers and len(line.leasings) < len(line.receives):
@@ -249,7 +256,8 @@ class Deliveries:
     # Reading
 
     def _read_later(self, line: _Line, receive: _Receive) -> None:
-        """Read, and advance the line, on another thread."""
+        """Read a receive's messages, answer it, and advance its line, on another thread. After :meth:`close`, release
+        them and answer CLOSED."""
         try:
             self._readers.submit(self._read_and_step, line, receive)
         except RuntimeError:  # closing
@@ -265,7 +273,8 @@ class Deliveries:
             receive = self._step(line)
 
     def _read(self, line: _Line, receive: _Receive) -> None:
-        """Read, and answer the receive; or put it back in front of the line if it got nothing (rule 4)."""
+        """Read a receive's leased messages and answer it. Damaged ones become dead letters; a receive that got nothing
+        else waits again, as the first of its line (rule 4)."""
         failure = None
         try:
             found = self._reader.read(receive.leased, receive.granted)
@@ -305,7 +314,8 @@ class Deliveries:
     # Room for answers
 
     def _grant(self, line: _Line) -> int:
-        """Return how many bytes the first receive may have of the ready messages; 0: none now, it is retried."""
+        """Return how many bytes the line's first receive may get; 0: its allowance grants none now, and the line runs
+        again after ``WITHHELD_SECONDS``."""
         receive = line.receives[0]
         if receive.allowance is None:
             return receive.max_bytes
@@ -331,7 +341,8 @@ class Deliveries:
     # Ready messages
 
     def _take_ready(self, line: _Line, receive: _Receive) -> tuple[Leased, int]:
-        """Take up to ``max_messages`` ready messages. Returns them, and until when they may be kept."""
+        """Take up to ``max_messages`` of a receive from its line's leased, unread messages. Returns them, and until
+        when they may be kept (microseconds)."""
         taken: list[Leased] = []
         until_us, most = NEVER_US, receive.command.max_messages
         while line.ready and most > 0:
@@ -344,7 +355,8 @@ class Deliveries:
         return join_leased(taken), until_us
 
     def _keep(self, line: _Line, receive: _Receive, rest: Leased, until_us: int) -> None:
-        """Keep the messages that did not fit into an answer for the member's next receive, or release them."""
+        """Put the messages that did not fit into an answer back, for the member's next receive; release them if this
+        receive has ``return_rest``."""
         if len(rest.leases) and receive.return_rest:
             self._release(line, rest)
         elif len(rest.leases):
@@ -358,12 +370,12 @@ class Deliveries:
             self._release(line, line.ready.popleft()[0])
 
     def _release_if_last(self, line: _Line) -> None:
-        """Release ready messages after the line's last receive was withdrawn (rule 2)."""
+        """Release a line's leased, unread messages if no receive is left (rule 2). Members with an epoch keep them."""
         if not line.receives and line.epoch is None:
             self._release_ready(line)
 
     def _drop_late(self, line: _Line) -> None:
-        """Release messages that were ready for too long."""
+        """Release the messages of a line that were leased and unread for too long."""
         if line.ready:
             now, ready = self._engine.clock.now_us(), line.ready
             line.ready = deque(entry for entry in ready if entry[1] > now)
@@ -372,7 +384,8 @@ class Deliveries:
                     self._release(line, leased)
 
     def _line_of(self, command: Receive) -> _Line:
-        """Return a member's line, a new one for a new epoch. From time to time, remove idle lines."""
+        """Return the line of a command's member, a new one if the member's epoch changed. From time to time, remove
+        idle lines."""
         line = self._lines.get((command.group, command.member))
         if line is None or line.epoch != command.epoch:
             if len(self._lines) % SWEEP_LINES == SWEEP_LINES - 1:
@@ -384,7 +397,7 @@ class Deliveries:
         return line
 
     def _on_event(self, event: Event) -> None:
-        """Apply rule 6."""
+        """Release the unread messages of a group when an event pauses, resets or deletes it (rule 6)."""
         if event.kind in _STOPPING:
             names = self._engine.shard.ledger.groups.names()
             stopped = {names[number] for number in event.batch.column("group").to_pylist()}
@@ -394,7 +407,8 @@ class Deliveries:
                         self._release_ready(line)
 
     def _set_alarm(self) -> None:
-        """Run all lines when the first ready messages have been kept for long enough."""
+        """Schedule a run of all lines for the time at which the first unread messages must be released, unless one is
+        scheduled."""
         if self._has_alarm:
             return
         times = [until_us for line in self._lines.values() for _, until_us in line.ready if until_us < NEVER_US]

@@ -29,7 +29,7 @@ class Filter:
 
     @classmethod
     def of(cls, request: ReadRequest) -> Filter:
-        """Return the filter of a read request; Rejected(BAD_REQUEST)."""
+        """Return the filter of a read request. Raises Rejected(BAD_REQUEST) for an invalid number of tags."""
         tags = tuple(dict.fromkeys(request["tags"])) if "tags" in request else None
         if tags is not None and not 0 < len(tags) <= MAX_TAGS:
             raise error(Code.BAD_REQUEST, f"'tags' must be 1 to {MAX_TAGS} tags", "leave it out to get all messages")
@@ -38,12 +38,12 @@ class Filter:
 
     @property
     def active(self) -> bool:
-        """Return whether it can exclude anything."""
+        """Whether the filter can exclude any row."""
         return self != Filter()
 
     @property
     def timed(self) -> bool:
-        """Return whether it selects by time."""
+        """Whether the filter selects by time."""
         return self.from_us is not None or self.until_us is not None
 
     @property
@@ -52,7 +52,7 @@ class Filter:
         return [name for name, value in (("tag", self.tags), ("key", self.key)) if value is not None]
 
     def times(self, stored_us: Int64s) -> Bools:
-        """Return which of these times it selects."""
+        """Return a mask of these times (microseconds): whether the filter selects rows stored then."""
         mask = np.ones(len(stored_us), bool)
         if self.from_us is not None:
             mask &= stored_us >= self.from_us
@@ -61,7 +61,8 @@ class Filter:
         return mask
 
     def content(self, rows: pa.RecordBatch) -> Bools:
-        """Return which of these rows have one of its tags, and its key."""
+        """Return a mask of these rows: whether they have one of the filter's tags, and its key. Time and group are not
+        checked here."""
         mask = np.ones(rows.num_rows, bool)
         for name, values in (("tag", self.tags), ("key", None if self.key is None else (self.key,))):
             if values is not None:
@@ -71,7 +72,8 @@ class Filter:
 
 
 def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
-    """Return the requested columns, in their order (None: the source's own). Rejected(BAD_REQUEST) for unknown ones."""
+    """Return the schema of the requested columns of a source (topic or view), in their order; None: all of its own.
+    Raises Rejected(BAD_REQUEST) for unknown ones."""
     schema = read_schema(source, damaged=columns is not None and DAMAGED_COLUMN in columns)
     names = schema.names if columns is None else columns
     unknown = [name for name in names if name not in schema.names]
@@ -81,7 +83,7 @@ def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
 
 
 def limited(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield at most ``most`` rows, and no batch without any."""
+    """Yield batches with at most ``most`` rows in total (None: no limit); empty batches are left out."""
     left = most
     for batch in batches:
         if left is not None:
@@ -111,5 +113,5 @@ def coalesced(batches: Iterator[pa.RecordBatch], rows: int, size: int) -> Iterat
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return one batch of these (at least one)."""
+    """Concatenate batches (at least one) into one."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -45,7 +45,8 @@ OWN_OF_ACTS = frozenset({"group", "topic", "queue", "offset", "act", "edited_fro
 
 
 def _names(engine: Readable, groups: Int64s, queue_ids: Int64s, *, reused: bool) -> dict[str, pa.Array]:
-    """Return group, topic and queue by number, null for -1. ``reused``: also names that another group has now."""
+    """Return the columns group, topic and queue for group numbers and queue ids; null for -1. A group that was deleted
+    keeps its name with ``reused``; else it is null if another group has that name now."""
     group_ids, group_index = np.unique(groups, return_inverse=True)
     unique_ids, queue_index = np.unique(queue_ids, return_inverse=True)
 
@@ -71,7 +72,8 @@ def _names(engine: Readable, groups: Int64s, queue_ids: Int64s, *, reused: bool)
 
 
 def make_acks(engine: Readable, chunk: Chunk, names: set[str]) -> dict[str, pa.Array]:
-    """Return the columns of ``%acks`` that are not stored ones."""
+    """Return the columns ``names`` of ``%acks`` that are not stored in a chunk's rows: time, group, topic, queue and
+    attempt."""
     made = {"acked_us": pa.array(chunk[2])}
     if _OF_LEASES.isdisjoint(names):
         return made
@@ -89,7 +91,8 @@ def lease_rows(log: StoredLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def _rows(log: StoredLog, leases: Int64s) -> Int64s:
-    """Return the columns ``_LEASE_ROW`` of the rows that made the leases, -1 where a row lacks one."""
+    """Return the columns ``_LEASE_ROW`` of the log rows that made the leases: an array with a line per column. -1 where
+    a row lacks a column or is no longer readable."""
     ids, inverse = np.unique(leases, return_inverse=True)
     found = np.full((len(_LEASE_ROW), len(ids)), NONE, np.int64)
     while True:
@@ -104,7 +107,8 @@ def _rows(log: StoredLog, leases: Int64s) -> Int64s:
 
 
 def _fill(log: StoredLog, ids: Int64s, found: Int64s) -> None:
-    """Write the rows at the rising positions ``ids`` into ``found``, neighbours in one scan."""
+    """Read the lease rows at the ascending log positions ``ids``, neighbours in one scan, and write their values into
+    ``found``, a line per column."""
     edges = np.flatnonzero(np.diff(ids) > GAP) + 1
     for near in np.split(ids, edges) if len(ids) else ():
         for frame in log.frames_at(int(near[0]), list(_LEASE_COLUMNS), int(near[-1]) + 1, damaged=True):
@@ -119,13 +123,14 @@ def _fill(log: StoredLog, ids: Int64s, found: Int64s) -> None:
 
 
 def stored_of_acts(names: set[str]) -> list[str]:
-    """Return the stored columns that some columns of ``%group-acts`` require."""
+    """Return the stored columns from which the columns ``names`` of ``%group-acts`` are made."""
     used = names | ({"properties"} if "edited_from" in names else set())
     return ["group", "queue_id", "offset", "act", *(name for name in _CONTENT if name in used)]
 
 
 def align_acts(frame: Frame, columns: list[str]) -> Frame:
-    """Return the frame with these columns, whatever its kind: ``act`` as a word, null where it has no message."""
+    """Return the frame with these columns, whatever its kind: ``act`` is a word (discard, retry, edit, reset), and a
+    column that its kind does not have is null."""
     batch = frame.batch
     if frame.kind == Kind.DEAD_SETTLED:
         act = pc.if_else(pc.equal(batch.column("act"), DISCARD), "discard", "retry")
@@ -140,7 +145,8 @@ def align_acts(frame: Frame, columns: list[str]) -> Frame:
 
 
 def make_acts(engine: Readable, chunk: Chunk, names: set[str]) -> dict[str, pa.Array]:
-    """Return the columns of ``%group-acts`` that are not stored ones."""
+    """Return the columns ``names`` of ``%group-acts`` that are not stored in a chunk's rows: time, names, and the id of
+    an edited message."""
     _, rows, times = chunk
     made = {"acted_us": pa.array(times)}
     if "edited_from" in names:

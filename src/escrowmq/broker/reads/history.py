@@ -49,7 +49,8 @@ class Way:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has reached the present state of the message, so that nothing more can be found."""
+        """Whether the events read so far lead to the present state of the message in this group, so that no later event
+        is searched."""
         now = self.stands
         if now["state"] != self.state:
             return now["state"] in _UNTOUCHED
@@ -60,14 +61,15 @@ class Way:
         return self.state != "dead" or self.dead_us == now.get("dead_us")
 
     def undo_lease(self) -> None:
-        """Undo a lease of an ordered group that ended without the message: it passed over it, because its key waits."""
+        """Remove the events of a lease that spanned the message but did not hold it: an ordered group passes over a
+        message while an earlier one of its key is unfinished."""
         if self.state == "leased" and self.stands["ordered"]:
             self.state, self.lease = "retrying" if self.due_us else "waiting", None
             while self.events and self.events[-1]["event"] == "leased":
                 self.events.pop()
 
     def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
-        """Add an event of the message."""
+        """Append an event of the message in this group, with the time and position of a row of ``frame``."""
         place: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
         self.events.append(place | more)
 
@@ -75,8 +77,9 @@ class Way:
 def read_history(
     engine: Readable, queue_id: int, offset: int, placed_us: int, ways: dict[int, Way]
 ) -> tuple[list[Happened], int | None]:
-    """Read the events of the message at a place, oldest first; ``ways``: by group. Also returns the time up to which
-    the log was read, or None for all of it."""
+    """Read from the log what happened to the message at an offset in each group. Returns the events, oldest first, and
+    the time up to which the log was read, or None for all of it. ``placed_us``: when it got its offset. ``ways``: its
+    progress by group number, which is updated."""
     reading = _Reading(queue_id, offset, ways)
     until_us: int | None = None
     log = engine.log
@@ -112,7 +115,8 @@ class _Reading:
         self.all = False  # whether a group may have had its present state before
 
     def leased(self, frame: Frame) -> None:
-        """Record new leases that hold the message. An ordered group has one lease of a queue at a time."""
+        """Record new leases that hold the message. An ordered group has one lease of a queue at a time, so a new one
+        ends the one before."""
         for _, earlier in self._named(frame, True):
             earlier.undo_lease()
         for row in self._spanning(frame, frame.batch.column("queue_id").to_numpy() == self.queue_id):
@@ -130,30 +134,31 @@ class _Reading:
             way.note(frame, row, "leased", attempt=attempt, lease=lease, member=member)
 
     def handed(self, frame: Frame) -> None:
-        """Record leases that were handed to the next process of their member."""
+        """Record that a lease of the message was handed to the next process of its member: a new lease id and
+        attempt."""
         for row, way in self._find_held(frame, "old"):
             way.lease, way.attempt = (frame.batch.column(name)[row].as_py() for name in ("lease", "attempt"))
             way.note(frame, row, "leased", attempt=way.attempt, lease=way.lease)
 
     def extended(self, frame: Frame) -> None:
-        """Record extended leases."""
+        """Note the new deadline of extended leases that hold the message."""
         for row, lease in enumerate(frame.batch.column("lease").to_pylist()):
             for way in self._of_lease(lease):
                 way.deadline_us = frame.batch.column("deadline_us")[row].as_py()
 
     def acked(self, frame: Frame) -> None:
-        """Record acknowledgements."""
+        """Record that groups acknowledged the message."""
         for row, way in self._find_held(frame, "lease"):
             way.note(frame, row, "acked", attempt=way.attempt, lease=way.lease)
             way.state, way.lease = "acked", None
 
     def failed(self, frame: Frame) -> None:
-        """Record the cause of a failure; the failure itself follows."""
+        """Note the reported cause of a failure, for the event of the failure itself, which follows."""
         for row, way in self._find_held(frame, "lease"):
             way.cause = frame.batch.column("cause")[row].as_py()
 
     def retried(self, frame: Frame) -> None:
-        """Record messages that were given back, and expired leases."""
+        """Record that the message was released, or failed in a group: it was given back, or its lease expired."""
         for row, way in self._find_held(frame, "lease"):
             due_us = frame.batch.column("due_us")[row].as_py()
             more: dict[str, Any] = {"attempt": way.attempt, "lease": way.lease}
@@ -167,27 +172,28 @@ class _Reading:
             way.state, way.lease, way.cause = "retrying", None, None
 
     def dead(self, frame: Frame) -> None:
-        """Record messages that became dead letters."""
+        """Record that the message became a dead letter of a group."""
         for row, way in self._find_held(frame, "lease"):
             cause = frame.batch.column("cause")[row].as_py()
             way.note(frame, row, "dead", attempt=way.attempt, lease=way.lease, cause=cause)
             way.state, way.lease, way.dead_us = "dead", None, frame.time_us
 
     def dead_settled(self, frame: Frame) -> None:
-        """Record what an operator did to dead letters."""
+        """Record that an operator retried or discarded the message as a dead letter."""
         for row, way in self._named(frame, frame.batch.column("offset").to_numpy() == self.offset):
             discarded = frame.batch.column("act")[row].as_py() == DISCARD
             way.note(frame, row, "discarded" if discarded else "retried")
             way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
 
     def edited(self, frame: Frame) -> None:
-        """Record edited messages that replace a dead letter."""
+        """Record that an operator replaced the message, a dead letter of a group, by an edited one."""
         for row, way in self._named(frame, frame.batch.column("offset").to_numpy() == self.offset):
             way.note(frame, row, "edited", message_id=frame.batch.column("message_id")[row].as_py().hex())
             way.state, way.due_us, way.attempt = "retrying", frame.time_us, 1
 
     def reset(self, frame: Frame) -> None:
-        """Record groups that an operator moved to another place of the queue."""
+        """Record that an operator moved a group to another offset of the queue: the message waits again, or is
+        skipped."""
         for row, way in self._named(frame, True):
             way.note(frame, row, "reset")
             if self.offset >= frame.batch.column("offset")[row].as_py():
@@ -202,13 +208,15 @@ class _Reading:
         return found
 
     def _named(self, frame: Frame, among: Any) -> list[tuple[int, Way]]:
-        """Return rows about the queue, each with the group that it names."""
+        """Return the rows of a frame, of those in the mask ``among``, that name the queue of the message and a group
+        whose progress is followed. Each comes with that progress."""
         groups = frame.batch.column("group").to_numpy()
         rows = np.flatnonzero(among & (frame.batch.column("queue_id").to_numpy() == self.queue_id)).tolist()
         return [(row, self.ways[group]) for row in rows if (group := int(groups[row])) in self.ways]
 
     def _find_held(self, frame: Frame, column: str) -> list[tuple[int, Way]]:
-        """Return rows about the message, each with the group that has it leased."""
+        """Return the rows of a frame that are about the message and name, in ``column``, a lease that holds it. Each
+        comes with the progress in the group that has the lease."""
         leases = frame.batch.column(column).to_numpy()
         mine = [way.lease for way in self.ways.values() if way.lease is not None]
         rows = self._spanning(frame, np.isin(leases, mine)) if mine else []

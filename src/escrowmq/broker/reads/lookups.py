@@ -58,7 +58,8 @@ def bodies_of(engine: Readable, identity: TransactionId) -> list[Body]:
 
 
 def _withhold(message: Any, state: str) -> Any:
-    """Remove the body of a message that was rolled back or has expired: its producer never released it."""
+    """Return a message (as JSON) without its body if ``state`` is rolled back or expired: its producer never released
+    it."""
     return message | {"body_base64": None, "withheld": True} if state in UNDONE_NAMES else message
 
 
@@ -89,7 +90,8 @@ def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end:
 
 
 def warm_up(engine: Readable) -> None:
-    """Look up a message of a large, newly opened log, so that no caller waits for what a process pays once."""
+    """Look up one of the newest messages of a large, newly opened log, so that the first caller does not wait for
+    one-time costs. Changes nothing; errors are ignored."""
     log = engine.log
     if log.next_position - log.first_position < WARM_ROWS:
         return
@@ -123,7 +125,8 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 
 
 def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
-    """Return the edited messages of an id. No index has them, so all current edits are searched; they are few."""
+    """Return the edited messages with an id, which replace dead letters. No index has them, so all current edits are
+    searched; they are few."""
 
     def look() -> list[tuple[str, Place, int, int]]:
         ledger = engine.shard.ledger
@@ -150,7 +153,7 @@ def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | No
 
 
 def plain_positions(engine: Readable, topic: str, message_id: bytes) -> Int64s:
-    """Return the positions of the plain messages of a topic with an id."""
+    """Return the log positions of the plain messages (not half messages) of a topic with an id."""
     parts = [positions for positions, _ in _matches(engine, _end(engine), message_id, None, topic)]
     positions = np.concatenate([np.empty(0, np.int64), *parts])
     plain: Int64s = positions[np.asarray(engine.log.kind_at(positions)) == Kind.PLAIN]
@@ -177,7 +180,8 @@ def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> F
 
 
 def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
-    """Return the first of some messages that was not rolled back and has not expired."""
+    """Return the first of the messages at these positions that was not rolled back and has not expired, with its state;
+    None if there is none."""
     first = _states(engine, positions[:1])
     if first and first[0]["state"] not in UNDONE_NAMES:
         return first[0]
@@ -192,7 +196,8 @@ def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
 
 
 def _end(engine: Readable) -> int:
-    """Return the end of the log once it is durable; the writer is involved only if it is not, or has failed."""
+    """Return the end of the log (a sequence number) once everything before it is durable. The writer is involved only
+    if it is not, or has failed."""
     end = engine.log.next_sequence
     if engine.shard.failure is not None or engine.log.durable_sequence < end:
         end = engine.look(lambda: engine.log.next_sequence).result()
@@ -202,8 +207,8 @@ def _end(engine: Readable) -> int:
 def _matches(
     engine: Readable, end: int, message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
-    """Yield messages of an id, or with a key, or both: positions, newest first, and how many between them cannot be
-    compared. Ends where retention has removed messages meanwhile."""
+    """Yield batches of messages with an id, or a key, or both: their log positions, newest first, and how many damaged
+    ones between them cannot be compared. Ends where retention has removed messages meanwhile."""
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
     else:
@@ -225,7 +230,7 @@ def _matches(
 
 
 def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
-    """Return the positions at which the ledger has an id, in any topic; none for None."""
+    """Return the log positions that the ledger's deduplication knows for a message id, in any topic; none for None."""
 
     def look() -> Int64s:
         topics = engine.shard.ledger.topics.by_name.values()
@@ -236,7 +241,8 @@ def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    """Return the messages at these positions with their states, without those removed by retention or deletion."""
+    """Return the messages at these positions with state, queue and offset, without those removed by retention or
+    deletion."""
     if not len(positions):
         return []
     rows = _rows(engine, positions)
@@ -271,7 +277,8 @@ def _make_found(row: dict[str, Any], **standing: Any) -> FoundMessage:
 
 
 def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | None]:
-    """Return the queue of a row and its offset there. For a lost row every queue is searched."""
+    """Return queue and offset of a message (a row of :func:`_rows`), (None, None) if it has none. For a row whose topic
+    is lost every queue is searched."""
     queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
     for queue in queues:
         since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
@@ -281,7 +288,8 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
-    """Return messages, with ``position, transaction, half, damaged`` (its place), ``lost`` (not only the body)."""
+    """Return the messages at these positions by column, with ``position, transaction, half, damaged`` (the place of the
+    damage) and ``lost`` (whether more than the body is)."""
     stored, damaged = engine.log.salvage(positions)
     kinds = np.asarray(engine.log.kind_at(positions))
     transactions = owners_of(stored, positions, engine.log)
@@ -299,7 +307,7 @@ def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
 
 
 def describe(row: dict[str, Any]) -> Message:
-    """One stored message for JSON."""
+    """Convert a row of :func:`_rows` to JSON: the message id in hex, the body in base64."""
     identity, body = row["message_id"], row["body"]
     message: Any = {name: row[name] for name in MessageFields.__annotations__}
     message["properties"] = dict(row["properties"] or ())
@@ -309,7 +317,8 @@ def describe(row: dict[str, Any]) -> Message:
 
 
 def damaged_places(engine: Readable, group: str, places: Int64s) -> Bools:
-    """Return which of these (queue id, offset) have lost their content and cannot be delivered to a group."""
+    """Return a mask of ``places`` (rows of queue id and offset): whether the log has lost the content of what a group
+    would be delivered there."""
 
     def look() -> Int64s:
         ledger = engine.shard.ledger

@@ -119,7 +119,8 @@ def _retry(cursor: Cursor, offset: int, ordered: bool) -> dict[str, Any]:
 
 
 def _read_lease_time(engine: Readable, lease: int) -> int | None:
-    """Return when a lease was made: its number is the position of its row."""
+    """Return when a lease was made (microseconds), from the log: its id is the position of its row. None if that has
+    left the log."""
     if lease < engine.log.first_position or engine.log.kind_at(np.array([lease]))[0] not in (Kind.LEASED, Kind.HANDED):
         return None
     return int(engine.log.time_at(np.array([lease]))[0])

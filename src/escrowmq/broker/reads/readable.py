@@ -30,10 +30,11 @@ class Connected(Protocol):
     """The producers that are connected."""
 
     def count(self, group: str) -> int:
-        """Return how many of a producer group."""
+        """Return how many sessions of a producer group are connected."""
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it."""
+        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it
+        (microseconds); None for each if not known."""
 
 
 class Readable(Protocol):

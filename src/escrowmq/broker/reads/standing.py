@@ -55,7 +55,8 @@ def _look(shard: HoldsLedger) -> dict[str, list[Standing]]:
 
 
 def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
-    """Return the state of a group in each of its topics."""
+    """Return the state of a consumer group in each of its topics, from the ledger, with the position of its oldest
+    unfinished message."""
     found: dict[str, Standing] = {}
     topics = shard.ledger.topics
     for id in {*group.cursors, *queue_ids(group.subscription.topics, topics)}:

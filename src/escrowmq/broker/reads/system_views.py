@@ -46,7 +46,8 @@ class _View:
 def read_view(
     engine: Readable, request: wire.ReadRequest, wanted: Filter, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a system view from ``start`` to before ``end``, with the columns of ``schema``."""
+    """Yield the rows of a system view that ``wanted`` selects, from ``start`` to before ``end`` of the request, with
+    the columns of ``schema``."""
     name = request["source"]
     if wanted.columns and name != wire.HALF_VIEW_NAME:
         raise error(Code.BAD_REQUEST, f"{name} has neither tags nor keys")
@@ -136,7 +137,8 @@ OF_GROUPS = (wire.ACK_VIEW_NAME, wire.GROUP_ACT_VIEW_NAME)
 
 
 def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, Any]:
-    """Return ``queue, head, end`` of a view and, with a time, ``offset_at``. UNKNOWN_TOPIC, UNKNOWN_GROUP."""
+    """Return ``queue`` (0), ``head`` and ``end`` of a view's offsets and, with a time, ``offset_at``: the first offset
+    at that time. Raises Rejected(UNKNOWN_TOPIC, UNKNOWN_GROUP)."""
     if view in wire.VIEWS:
         line = {"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}
         return line if time_us is None else {**line, "offset_at": engine.log.position_at(time_us)}
@@ -147,7 +149,8 @@ def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, An
 
 
 def view_beyond(engine: Readable, view: str, after: int) -> list[dict[str, Any]]:
-    """Return the range in a list if the view has rows at ``after`` or later, else []. At the end of a round."""
+    """Return ``queue``, ``head`` and ``end`` of a view, in a list, if it has rows at offset ``after`` or later; else an
+    empty list."""
     if view in wire.VIEWS:
         return [view_range(engine, view, None)] if engine.log.holds(after, _VIEWS[view].kinds) else []
     last = _last_death_us(engine, view)

@@ -42,7 +42,8 @@ SHARE = 1024  # rows of one frame that make a batch of their own: joining parts 
 
 
 def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
-    """Return the stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
+    """Return the stream of batches for a read of a topic, view or file (:meth:`escrowmq.wire.Link.read`). Raises
+    EscrowError for a bad request at once."""
     request = checked(ReadRequest, content)
     source = request["source"]
     if source.startswith(FILE_PREFIX):
@@ -82,7 +83,8 @@ class _Rows:
         self.tags = wanted.tags
 
     def read(self, positions: Int64s, offsets: Int64s, places: PlacesOf, *, tagged: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that the filter selects. ``tagged``: rows with other tags are left out already."""
+        """Yield those of the messages at these log positions that the filter selects, in batches. ``offsets``: theirs
+        in their queues. ``places`` finds their queues. ``tagged``: the caller has filtered by tag already."""
         if self._wanted.timed and len(positions):
             mask = self._wanted.times(self._engine.log.time_at(positions))
             positions, offsets = positions[mask], offsets[mask]
@@ -111,7 +113,8 @@ class _Rows:
         return log.salvage(positions, columns) if self._marked else (log.read(positions, columns), {})
 
     def _find_shares(self, positions: Int64s) -> Int64s:
-        """Return where a batch must end: around every large share of one frame, and at the end."""
+        """Return the indices in ``positions`` at which a batch must end: before and after each run of ``SHARE`` rows or
+        more of one frame, and at the end."""
         if len(positions) < SHARE:
             return np.array([len(positions)])
         changes = np.flatnonzero(np.diff(self._engine.log.sequence_at(positions))) + 1
@@ -136,7 +139,8 @@ class _Rows:
 
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """Yield a queue from ``start`` (its first offset) to ``end`` (its end now)."""
+    """Return an iterator over the messages of a queue, from ``start`` (default: its first offset) to ``end`` (default:
+    its end now) of the request."""
 
     def look() -> tuple[QueueIndex, int, int]:
         ledger = engine.shard.ledger
@@ -185,8 +189,8 @@ def _find_deaths(engine: Readable, group: str, start_us: int, end_us: int, rows:
 
 
 def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """Yield the dead letters of a group, with the offsets of their own queues: by queue and offset; with ``start`` or
-    ``end``, those that died in that time, in that order."""
+    """Return an iterator over the dead letters of a group, with the offsets of their own queues: by queue and offset;
+    with ``start`` or ``end``, those that died in that time, by time. Raises Rejected(UNKNOWN_GROUP)."""
     group = request["source"][len(DEAD_LETTER_PREFIX) :]
     start_us, end_us = request.get("start"), request.get("end")
     if start_us or end_us is not None:
@@ -219,8 +223,9 @@ def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterat
 
 
 def _open_file(engine: Readable, request: ReadRequest) -> BatchStream:
-    """Return the bytes of ``%file.NAME`` from ``start`` to before ``end``, for a backup. They are read from disk and
-    not mapped: if it fails, a read reports that, while a mapped page would end the process."""
+    """Return a stream of the bytes of the log's file ``%file.NAME`` from ``start`` to before ``end``, for a backup.
+    They are read from disk and not mapped: if the disk fails, a read reports that, while a mapped page would end the
+    process."""
     if others := sorted(set(request) - {"source", "start", "end"}):
         raise error(Code.BAD_REQUEST, f"a file is read whole: no {others[0]!r}")
     start, end = request.get("start") or 0, request.get("end")

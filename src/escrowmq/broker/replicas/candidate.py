@@ -37,7 +37,8 @@ class Step(Enum):
 
 
 def rank_of(url: str, replicas: Iterable[str], leader: str | None) -> int | None:
-    """Return the place of the node at ``url`` among the standbys, 0 for the first; None if it is not named."""
+    """Return the index of the node at ``url`` among the named replicas without the leader, in the order of their URLs;
+    None if it is not named."""
     following = sorted({one for one in replicas if one != leader})
     return following.index(url) if url in following else None
 
@@ -79,11 +80,12 @@ class Candidate:
         return Step.CLAIM if self._asked else Step.ASK, 0.0
 
     def another_leads(self) -> None:
-        """Allow claims again after stepping down, because another node has the log."""
+        """Allow claims at once, also after stepping down, because another node leads now."""
         self._may_claim_at = -math.inf
 
     def answered(self, behind: bool | None, now: float) -> None:
-        """Handle the answer to ``ASK``, which arrived at ``now``."""
+        """Handle the answer to ``ASK`` at ``now``. ``behind``: whether the log has more than this node has followed;
+        None: its brokers do not answer."""
         self._asked = behind is False
         if behind is None:
             self._was_away = True

@@ -49,7 +49,8 @@ class ProbeLimit:
         self._free = 0.0  # when the next free slot comes; seconds of a monotonic clock
 
     def again_ms(self, now: float) -> int:
-        """Count one probe. Returns when this client may probe again (ms); 0: at any time."""
+        """Count one probe by a client. Returns after how many milliseconds this client may probe again; 0: at any
+        time."""
         self._free = min(max(self._free, now) + 1 / PROBES_PER_SECOND, now + LONGEST_SECONDS)
         ahead = self._free - now
         return round(ahead * 1000) if ahead > USUAL_SECONDS else 0
@@ -91,11 +92,12 @@ class Door:
     # The node
 
     def rank(self, leader: str | None) -> int | None:
-        """Return this node's place among the followers of a leader."""
+        """Return this node's index among the named replicas without the leader (see :func:`rank_of`); None if it is not
+        named."""
         return rank_of(self.url, self._replicas, leader)
 
     def begin_leading(self, calls: Calls) -> None:
-        """Accept calls, and forward them to ``calls``."""
+        """Forward all calls to ``calls`` from now on: this node leads."""
         with self._lock:
             if self._carrier is not None:
                 calls.engine.run_rounds_here(self._carrier)
@@ -105,7 +107,8 @@ class Door:
             self._lock.notify_all()
 
     def begin_following(self, followed: Followed) -> None:
-        """Reject calls from now on, with what is known of the log."""
+        """Reject calls from now on: this node does not lead. ``followed``: what it knows of the log, for the answers to
+        ``hello``, ``health`` and ``stats``."""
         with self._lock:
             self._led, self._followed = None, followed
             self._lock.notify_all()
@@ -124,12 +127,12 @@ class Door:
 
     @property
     def _calls(self) -> Calls | None:
-        """The calls of the engine, while they are accepted."""
+        """The calls of the engine; None while calls are rejected."""
         return None if self._in_doubt else self._led
 
     @property
     def engine(self) -> Engine | None:
-        """The engine of a node that leads."""
+        """The engine of a node that leads; None otherwise."""
         calls = self._calls
         return calls.engine if calls is not None else None
 
@@ -293,7 +296,7 @@ class Door:
 
 
 def _last_state(led: Calls) -> Followed:
-    """Return the state of a node that led."""
+    """Return what a node that stopped leading knows of the log: shard, epoch, end and time, and no leader."""
     log = led.engine.log
     return Followed(None, log.shard, log.epoch, log.next_position, led.engine.clock.now_us())
 

@@ -84,7 +84,8 @@ class Node:
     # Control
 
     def start(self) -> None:
-        """Open the folder and follow, on a thread. Waits a moment for errors of folder or log, and raises them."""
+        """Start the thread that opens the folder and follows the log. Waits up to ``BEGIN_SECONDS`` for the folder;
+        raises its error if opening it failed for good."""
         self._thread.start()
         self._begun.wait(BEGIN_SECONDS)
         if isinstance(self.failure, EscrowError):
@@ -92,7 +93,7 @@ class Node:
             raise self.failure
 
     def stop(self) -> None:
-        """Stop leading or following; a leader releases the log."""
+        """Stop leading or following, and wait for the node's thread; a leader releases the log."""
         self._stopping.set()
         self._wake.set()
         if not self._leading:
@@ -102,7 +103,7 @@ class Node:
 
     @property
     def ended(self) -> bool:
-        """Return whether it ended by itself."""
+        """Whether the node ended by itself, by a permanent error."""
         return self.failure is not None
 
     def _step_down(self) -> None:
@@ -134,7 +135,8 @@ class Node:
             self._begun.set()
 
     def _log_trouble(self, event: str, what: str = "") -> None:
-        """Log a problem once, and its end."""
+        """Log the problem ``what`` as a warning, unless it was logged last; without one, log that the last problem is
+        over."""
         if what and what != self._logged:
             tell(logging.WARNING, event, what, cause=what)
         elif self._logged and not what:
@@ -162,7 +164,8 @@ class Node:
                     self._leading = False
 
     def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
-        """Follow until it is time to claim (True) or to stop."""
+        """Follow the log and apply its frames to the ledger. Returns True when it is time to claim the log, False to
+        stop."""
         candidate = Candidate(self._silence, self._random, time.monotonic(), self._holds_back)
         self._holds_back = 0.0
         away, leader = False, replica.leader
@@ -189,7 +192,8 @@ class Node:
         return False
 
     def _check_silence(self, leader: str | None, silence: float) -> None:
-        """Warn if the leader has another setting: the longer one applies."""
+        """Log a warning, once, if the leader's ``--silence`` (seconds; 0: unknown) differs from this node's: the longer
+        one applies."""
         if silence not in (0.0, self._silence, self._logged_silence):
             own = f"{self._silence:g}"
             text = f"{leader} was started with --silence {silence:g}, this broker with {own}: the longer one applies"
@@ -204,7 +208,7 @@ class Node:
     # Leading
 
     def _lead(self, log: ReplicatedLog, warm: WarmLedger) -> None:
-        """Lead from the claim to the end of this term."""
+        """Lead from the claim of the log to the end of this term: start an engine, forward calls to it, and stop it."""
         try:
             folded = warm.lead(log)
             reach("node.claimed")
@@ -226,14 +230,16 @@ class Node:
             self._end(engine, calls, log)
 
     def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
-        """Wait until this term of leading must end."""
+        """Wait until this term of leading must end. Meanwhile reject calls whenever the last proof of leading is too
+        old."""
         while not (self._stopping.is_set() or self._steps_down or log.ended or engine.shard.failure is not None):
             self._door.set_doubt(proof.age > DOUBT * self._silence)
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
 
     def _end(self, engine: Engine, calls: Calls, log: ReplicatedLog) -> None:
-        """Reject calls, answer those in progress, and close the log; it is released unless it has failed."""
+        """End a term of leading: reject calls, answer those in progress, and close the log; it is released unless it
+        has failed."""
         self._door.begin_following(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
         if log.fenced and engine.shard.failure is None:
             engine.shard.stop(error(Code.LOG_FAILED, "another broker leads the shard now"))

@@ -32,11 +32,12 @@ class LeaderProof:
         return uptime() - self._log.proved_at
 
     def is_fresh(self) -> bool:
-        """Return whether the last proof is recent enough."""
+        """Return whether the last proof of leading is recent enough to answer without appending to the log."""
         return self.age <= self._bound and not self._log.fenced
 
     def renew(self) -> None:
-        """Obtain a new proof from the log. Overloaded(NOT_LEADER) if its brokers do not answer."""
+        """Obtain a new proof of leading from the log; waits up to ``CONFIRM_SECONDS``. Raises Overloaded(NOT_LEADER) if
+        its brokers do not answer."""
         try:
             self._log.confirm(CONFIRM_SECONDS)
         except EscrowError as problem:

@@ -37,7 +37,8 @@ class WarmLedger:
         self.position, self.time_us = log.next_position, log.last_time_us
 
     def take(self, frames: Iterable[Frame]) -> None:
-        """Apply new frames; begin anew if the copy did. Corrupt(DAMAGED) if there is a gap."""
+        """Apply frames that this standby has followed to the ledger. If its copy of the log was begun anew, fold that
+        instead. Raises Corrupt(DAMAGED) if there is a gap."""
         log = self._replica.log
         if self._replica.restarted() or log is not self._log or self._folded is None:
             self._begin(log)  # the frames are in the copy already
@@ -45,7 +46,7 @@ class WarmLedger:
             self._apply(self._folded, frames)
 
     def lead(self, log: ReplicatedLog) -> Folded:
-        """Return the ledger of the log that was taken over, for the engine."""
+        """Return the ledger of the log that was just taken over, with its last frames applied, for the engine."""
         frames = log.caught_up()
         if log is not self._log or self._folded is None:
             return fold(log)
@@ -63,7 +64,7 @@ class WarmLedger:
             self._bytes += frame.batch.nbytes
 
     def keep(self) -> None:
-        """Save a snapshot if one is due and none is being saved."""
+        """Begin to save a snapshot of the ledger, on another thread, if one is due and none is being saved."""
         is_saving = self._saving is not None and not self._saving.done()
         if is_saving or self._bytes - self._checked < self._snapshot_bytes:
             return
@@ -77,7 +78,7 @@ class WarmLedger:
         self._saving.add_done_callback(_on_saved)
 
     def close(self) -> None:
-        """Wait for what is being saved."""
+        """Wait for a snapshot that is being saved, and end the thread that saves it."""
         self._thread.shutdown(wait=True)
 
 

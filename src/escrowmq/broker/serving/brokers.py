@@ -46,29 +46,30 @@ class Broker(Protocol):
     """A broker that :func:`~escrowmq.broker.serving.serve.serve` serves."""
 
     def begin(self, running: ExitStack) -> Dispatcher:
-        """Take the folder, until ``running`` ends; what carriers give calls to."""
+        """Start the broker on its folder, until ``running`` ends. Returns the dispatcher to which carriers give
+        calls."""
 
     def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
         """Take note that the server listens now, at ``url``. ``let_go`` closes the connections of all clients."""
 
     def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
         """Return a link for a service in this process, with the rights of a token if there is a guard; ``is_nobody``:
-        without a token and any right. Raises Denied(UNAUTHENTICATED), Overloaded."""
+        of a caller without a token and without any right. Raises Denied(UNAUTHENTICATED), Overloaded."""
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
-        """Return the state of everything, for the page of metrics; empty where nothing can be said."""
+        """Return the state of every topic and group, for the metrics page; empty on a standby."""
 
     @property
     def failed(self) -> bool:
-        """Return whether it stopped by a fault."""
+        """Whether the broker stopped by a fault."""
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it by itself: the process ends with that."""
+        """The error by which the broker ended by itself; the process ends with it. None if there is none."""
 
     @property
     def ended(self) -> bool:
-        """Return whether the process is to end, by itself."""
+        """Whether the broker has ended by itself, so that the process must end."""
 
 
 class BrokerAlone:
@@ -81,7 +82,7 @@ class BrokerAlone:
         self._folder, self._settings, self._disk = folder, settings, disk
 
     def begin(self, running: ExitStack) -> Dispatcher:
-        """Open the folder and start its engine."""
+        """Open the folder and start its engine. Returns the engine's calls."""
         self._engine = engine = open_engine(self._folder, self._settings, self._disk)
         self._calls = calls = Calls(engine)
         running.callback(calls.close)
@@ -92,7 +93,7 @@ class BrokerAlone:
         return calls
 
     def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
-        """Note the URL for readers of the folder."""
+        """Write the URL into the folder, for programs that read the folder."""
         note_url(self._folder, url)
 
     def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
@@ -105,7 +106,7 @@ class BrokerAlone:
 
     @property
     def failed(self) -> bool:
-        """Return whether its shard stopped."""
+        """Whether the shard stopped by a fault. The process continues, and rejects requests."""
         return self._engine.shard.failure is not None
 
 
@@ -119,12 +120,13 @@ class BrokerNode:
         self._node: Node | None = None
 
     def begin(self, running: ExitStack) -> Dispatcher:
-        """Its door, at which everything is refused until it leads."""
+        """Return the node's door, which rejects calls until this node leads. :meth:`listening` starts the node."""
         self._door = Door(self._settings, list(self._replication.replicas))
         return self._door
 
     def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
-        """Follow, and lead when it is time to, as the node at ``url``."""
+        """Start the node: it follows the log, and leads when it may. Clients reach it at ``advertise``, else at
+        ``url``."""
         settings, replication = self._settings, self._replication
         here = url
         self._door.url = url = replication.advertise or url
@@ -153,14 +155,15 @@ class BrokerNode:
         node.start()
 
     def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
-        """Return a client's, that follows the leader: so what runs beside a standby has the leader's answers."""
+        """Return a client's link that follows the leader, so that a service beside a standby gets the leader's answers.
+        Without :attr:`Replication.link`, return a link to this node."""
         others = [url for url in self._replication.replicas if url != self._door.url]
         if self._replication.link is None:
             return _lend(self._folder, self._door, token, guard, is_nobody)
         return self._replication.link([self._door.url, *others], token)
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
-        """As of a broker alone, while it leads."""
+        """Return the state of every topic and group while this node leads; else an empty mapping."""
         engine = self._door.engine
         if engine is None:
             return {}
@@ -173,22 +176,23 @@ class BrokerNode:
 
     @property
     def failed(self) -> bool:
-        """Return whether the node ended by itself."""
+        """Whether the node ended by itself, by an error that is permanent."""
         return self._node is not None and self._node.ended
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the node ended."""
+        """The error by which the node ended by itself; None if there is none."""
         return self._node.failure if self._node is not None else None
 
     @property
     def ended(self) -> bool:
-        """A node that cannot continue ends its process: its supervisor, or a person, sees why."""
+        """Whether the node has ended by itself: its process ends, too, so that its supervisor or a person sees why."""
         return self.failed
 
 
 def _lend(folder: Path, calls: Dispatcher, token: str | None, guard: Guard | None, is_nobody: bool) -> Link:
-    """Return a link to a broker of this process; with a guard it ends when the token does."""
+    """Return a link to a broker of this process, with the rights of a token. If there is a guard, the link is closed
+    when the token is no longer valid."""
     if guard is None:
         return lent_link(folder, calls)
     if is_nobody:
@@ -205,7 +209,7 @@ def _close(links: Sequence[Link]) -> None:
 
 
 def check_advertised(host: str, replication: Replication) -> None:
-    """Misuse(BAD_ARGUMENT) for a node that listens everywhere, and does not say where it is."""
+    """Raise Misuse(BAD_ARGUMENT) for a node that listens at all addresses and does not advertise one."""
     if replication.advertise is None and host in ("", "0.0.0.0", "::"):
         text = f"{host or 'an empty host'} is no address that others could be sent to"
         raise error(Code.BAD_ARGUMENT, text, "say where clients reach this broker: --advertise escrow://HOST:PORT")

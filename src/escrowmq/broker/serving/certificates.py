@@ -36,11 +36,11 @@ class ServerCertificate:
             tell(logging.WARNING, "readable key", sentence, file=str(key))
 
     def start(self) -> None:
-        """Begin to follow the files."""
+        """Start the thread that loads the certificate again when its files change."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following."""
+        """Stop the thread that follows the files."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()

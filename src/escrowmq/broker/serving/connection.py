@@ -51,7 +51,7 @@ class _Unsent:
         self.freed = freed
 
     def drop_sent(self, sent: int) -> None:
-        """Drop the first bytes, which were sent."""
+        """Remove the first ``sent`` bytes of the frame, which were sent."""
         self.pieces = frames.drop_bytes(self.pieces, sent)
         self.left -= sent
 
@@ -124,12 +124,12 @@ class Connection:
 
     @property
     def owes(self) -> bool:
-        """Return whether bytes are queued for the socket."""
+        """Whether bytes are queued for the client."""
         return self._begun is not None or bool(self._small or self._large) or self._channel.unsent
 
     @property
     def buffered(self) -> bool:
-        """Return whether bytes can be read although the socket has none."""
+        """Whether received bytes can be read although the socket has none: TLS holds them."""
         return self._channel.buffered
 
     def send(
@@ -174,7 +174,7 @@ class Connection:
         return 0
 
     def _lose(self, size: int, lost: Callable[[], None] | None, freed: Callable[[int], None] | None) -> None:
-        """Release the memory of an answer that will not be sent completely."""
+        """Release the memory of an answer that was not sent completely: call ``freed`` with its bytes, and ``lost``."""
         freed = freed or self.freed
         try:
             if freed is not None:
@@ -185,7 +185,8 @@ class Connection:
             logger.exception("the memory of an answer could not be released: %s", self.peer)
 
     def _keep(self, unsent: _Unsent, large: bool) -> None:
-        """Queue a frame. Requires the lock."""
+        """Queue a frame that was not sent completely. Marks the connection as broken if its client leaves too many
+        bytes unread. Requires the lock."""
         alone = self._begun is None and not (self._small or self._large)
         if alone:
             self.held.stuck_since = time.monotonic()
@@ -206,7 +207,8 @@ class Connection:
                 self.broken = True
 
     def _try(self, pieces: Pieces) -> int:
-        """Send without waiting; return the number of accepted bytes. Requires the lock."""
+        """Send without waiting; return the number of bytes that the socket accepted, 0 if the client has left. Requires
+        the lock."""
         try:
             sent = self._channel.send(pieces)
         except OSError as problem:
@@ -218,7 +220,7 @@ class Connection:
         return sent
 
     def flush(self) -> None:
-        """Send queued bytes. Called by the loop."""
+        """Send queued bytes, as many as the socket accepts. Called on the server's thread."""
         done: list[_Unsent] = []
         with self._lock:
             try:
@@ -235,8 +237,8 @@ class Connection:
                 freed(unsent.size)
 
     def _send_next(self, done: list[_Unsent]) -> bool:
-        """Send the next frames in one call; completely sent ones are appended to ``done``. Returns whether more may
-        be sent. Requires the lock."""
+        """Send the next queued frames in one call; completely sent ones are appended to ``done``. Returns whether more
+        may be sent. Requires the lock."""
         chosen = [self._begun] if self._begun is not None else []
         count = len(chosen[0].pieces) if chosen else 0
         for unsent in self._small or ():
@@ -270,8 +272,8 @@ class Connection:
         return True
 
     def receive(self) -> list[frames.Frame] | None:
-        """Receive once. Returns the completed frames; None if the client has gone or will send no more. Called by the
-        loop. Raises Rejected for an invalid frame."""
+        """Receive once. Returns the completed frames; None if the client has gone or will send no more. Raises Rejected
+        for an invalid frame. Called on the server's thread."""
         target = self.assembler.target()
         if not target:
             return []  # a large frame waits for room
@@ -293,7 +295,7 @@ class Connection:
         return self.assembler.filled(count)
 
     def tune(self) -> None:
-        """Set the socket options of an accepted client. Called by the loop."""
+        """Set the keep-alive of an accepted client's socket. Called on the server's thread."""
         try:
             self._channel.keep_alive(*KEEPALIVE)
         except OSError as problem:
@@ -309,16 +311,16 @@ class Connection:
                 self.broken = True
 
     def attend(self) -> None:
-        """Have the loop look at the connection again: it may read on, or close it. From any thread."""
+        """Report the connection to the server's thread, which reads on or closes it. From any thread."""
         self._attention(self)
 
     def give_up(self) -> None:
-        """Make the loop close the connection. From any thread."""
+        """Make the server's thread close the connection. From any thread."""
         self.broken = True
         self._attention(self)
 
     def close(self) -> None:
-        """Close the connection and drop queued bytes. Called by the loop."""
+        """Close the connection and drop queued bytes. Called on the server's thread."""
         with self._lock:
             self.closed = True
             left = [*([self._begun] if self._begun else []), *(self._small or ()), *(self._large or ())]

@@ -33,8 +33,9 @@ def find_least_useful(
 
 
 def find_unfinished(read: Sequence[Connection], limit: int, now: float) -> Iterator[tuple[Connection, str]]:
-    """Yield the connections to close, and why, so that incomplete frames announce at most ``limit`` bytes, and at most
-    as many have arrived of them. One that sends nothing is spared until ``STUCK_SECONDS`` have passed."""
+    """Yield the connections to close because of incomplete frames, each with the reason. Then the others announce at
+    most ``limit`` bytes, and at most as many of those have arrived. A connection that sends nothing is spared until
+    ``STUCK_SECONDS`` have passed."""
     unfinished = [connection for connection in read if connection.assembler.claimed]
     unfinished.sort(key=lambda connection: connection.heard)
     announced = sum(connection.assembler.claimed for connection in unfinished)

@@ -51,7 +51,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments, **named)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; OSError, after a moment, when the process has no descriptor left."""
+        """Return the next connection, and close the oldest of too many. Raises OSError, after a moment, when the
+        process has no descriptor left."""
         try:
             connection, address = super().get_request()
         except OSError:
@@ -66,7 +67,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return connection, address
 
     def service_actions(self) -> None:
-        """Every half second, and after every connection."""
+        """Close connections that are open for too long. Called every half second, and after every connection."""
         self._end_overdue()
 
     def shutdown_request(self, request: Any) -> None:
@@ -76,7 +77,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that left early."""
+        """Log the failure of a connection for debugging only: its client left early."""
         logger.debug("a connection failed: %s", client_address, exc_info=True)
 
     def _end_overdue(self) -> None:
@@ -87,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
-        """Wake the thread that waits for it; that closes it."""
+        """Shut a connection down. That wakes the thread that waits for it, which closes it."""
         with self._lock:
             self._open.pop(connection, None)
         with suppress(OSError):
@@ -125,7 +126,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering, and close the listening socket."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

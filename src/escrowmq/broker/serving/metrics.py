@@ -111,7 +111,7 @@ class LabelledSpec:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of its labels."""
+        """The names of the metric's labels."""
         return LABELS[self.of]
 
 
@@ -158,7 +158,7 @@ class BrokerCollector(Collector):
         self._stand = stand
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all of :data:`METRICS` and :data:`LABELLED`, as far as the broker gave their numbers."""
+        """Request the broker's numbers, and yield :data:`METRICS` and :data:`LABELLED` as far as it gave them."""
         numbers = self._stats()
         for spec in METRICS:
             if spec.source in numbers:
@@ -173,12 +173,13 @@ class BrokerCollector(Collector):
             yield metric
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, so that registering asks the broker nothing."""
+        """Return no metrics, so that registering the collector sends no request to the broker."""
         return iter(())
 
 
 def registry(stats: Callable[[], Mapping[str, float]], stand: Callable[[], Stand] | None = None) -> CollectorRegistry:
-    """Return a registry with these metrics alone: those of the program around an embedded broker are left out."""
+    """Return a Prometheus registry with the broker's metrics alone: those of the program around an embedded broker are
+    left out."""
     own = CollectorRegistry(auto_describe=False)
     own.register(BrokerCollector(stats, stand))
     return own

@@ -129,12 +129,12 @@ class Requests:
 
     @property
     def busy(self) -> bool:
-        """Return whether the client waits for an answer, or for room for its request."""
+        """Whether the client waits for an answer, or for room for its request."""
         return self._open > 0 or self.paused or self._connection.owes
 
     @property
     def done(self) -> bool:
-        """Return whether a leaving client has received all answers."""
+        """Whether a leaving client has received all answers."""
         return self.leaving and not (self._open or self._waiting or self._connection.owes)
 
     def take(self, came: list[Frame]) -> None:
@@ -184,14 +184,15 @@ class Requests:
         self._room.change(self._held, -size)
 
     def _may_take(self, size: int) -> bool:
-        """Return whether a large frame may take its memory now."""
+        """Reserve room for a large incoming frame of ``size`` bytes. Returns whether there was room."""
         if not self._room.offer(self._held, size, messages=True):
             return False
         self._claimed = size
         return True
 
     def _postpone(self, problem: EscrowError, at: float) -> None:
-        """Refuse a client at ``at`` (monotonic seconds): whoever guesses must wait."""
+        """Accept nothing more from a client, and send its refusal at ``at`` (monotonic s): who guesses tokens must
+        wait."""
         self.leave()
         self._postponed, self.no_longer = (problem, at), at + 1.0
 
@@ -202,7 +203,7 @@ class Requests:
             self.refuse(problem)
 
     def refuse(self, problem: EscrowError) -> None:
-        """Send the reason to a client that breaks the protocol, and read no more from it."""
+        """Send the reason to a client that breaks the protocol, accept nothing more, and close soon."""
         self._send(frames.refused(0, problem))
         self.leave()
         self._connection.end_sending()
@@ -216,7 +217,7 @@ class Requests:
         self._withdraw()
 
     def _send(self, frame: bytes | bytearray) -> None:
-        """Send a frame that does not count as an answer."""
+        """Send a frame that belongs to no request's answer. Its bytes are counted in the room until they are sent."""
         size = len(frame) if self.welcomed else 0
         self._room.change(self._held, size)
         if self._connection.send([[frame]]) and size:
@@ -416,7 +417,7 @@ class Requests:
     def _on_batch(
         self, number: int, size: int, group: str | None, done: Future[pa.RecordBatch], granted: int = 0
     ) -> None:
-        """Answer with a batch. ``group``: consumer group of a receive; ``granted``: bytes of room of its answer."""
+        """Answer with a batch or error. ``group``: of a receive; ``granted``: room (bytes) reserved for its answer."""
         lost = None
         try:
             if done.cancelled():
@@ -480,12 +481,12 @@ class Requests:
                 begun.cancel()
 
     def send_gone(self) -> None:
-        """Send GONE: the broker stops, and answers pending requests."""
+        """Send GONE, because the broker stops; accept no more requests, and answer pending ones."""
         self._send(frames.gone())
         self.leave()
 
     def end(self) -> None:
-        """Withdraw receives and end streams: the connection is closed."""
+        """Withdraw receives and end streams, because the connection is closed."""
         if self._guard is not None and self._caller is not None:
             self._guard.leave(self._caller)
         self.leaving = True

@@ -75,12 +75,12 @@ class Room:
         self.used = 0
 
     def enter(self, held: Held) -> None:
-        """Add a connection, until :meth:`leave`."""
+        """Count the memory of a connection from now on, until :meth:`leave`."""
         with self._changed:
             self._held.add(held)
 
     def leave(self, held: Held) -> None:
-        """Release all memory of a connection, and remove it."""
+        """Release all memory of a connection, and count it no longer."""
         with self._changed:
             self._held.discard(held)
             self.used -= held.size
@@ -107,7 +107,7 @@ class Room:
             raise error(Code.QUEUE_FULL, "the broker has too many pending calls")
 
     def end_call(self, held: Held) -> None:
-        """Remove a call."""
+        """Count one call of a connection less: it has ended."""
         with self._changed:
             self._call_count -= 1
             self._calls[held] -= 1
@@ -115,8 +115,8 @@ class Room:
                 del self._calls[held]
 
     def take(self, held: Held, size: int, *, messages: bool = False, reads: bool = False) -> None:
-        """Wait until ``size`` bytes more fit, for ``messages`` see rule 4, for ``reads`` rule 2.
-        Overloaded(QUEUE_FULL)."""
+        """Reserve ``size`` bytes for a connection, waiting for room. ``messages``: within their part (rule 4);
+        ``reads``: within the part of reads (rule 5). Raises Overloaded(QUEUE_FULL) if there is none in time."""
         while True:
             with self._changed:
                 if self._fits(held, size, messages=messages, reads=reads):
@@ -142,8 +142,8 @@ class Room:
         return False
 
     def grant(self, held: Held, wanted: int) -> int:
-        """Return the bytes of room granted to a read by rule 5, up to ``wanted``. If 0, a connection that does not
-        read is closed by rule 3; retry soon."""
+        """Reserve up to ``wanted`` bytes for the answer to a receive, from the part of reads (rule 5), without waiting.
+        Returns how many. If 0, a connection that does not read is closed (rule 3): retry soon."""
         with self._changed:
             held.reads = True
             left = int(self._compute_read_room(wanted))
@@ -158,14 +158,14 @@ class Room:
         return 0
 
     def _compute_read_room(self, wanted: int) -> float:
-        """Return the further bytes that reads may hold. Requires the lock."""
+        """Return how many bytes more reads may hold, if ``wanted`` are requested. Requires the lock."""
         most = READS * self.most_bytes
         if self.used + wanted <= most:
             return most - self.used
         return min(self.most_bytes - self.used, most - sum(held.size for held in self._held if held.reads))
 
     def _fits(self, held: Held, size: int, *, messages: bool, reads: bool = False) -> bool:
-        """Reserve room if there is enough. Returns whether there was. Requires the lock."""
+        """Reserve ``size`` bytes for a connection if there is room. Returns whether there was. Requires the lock."""
         left = (MESSAGES if messages else 1.0) * self.most_bytes - self.used
         if reads:
             held.reads = True
@@ -178,19 +178,19 @@ class Room:
 
     @staticmethod
     def patience(held: Held) -> float:
-        """Return the seconds that a call without room may still wait."""
+        """Return the seconds that a call of the connection without room may still wait; 0 or less: none."""
         now = time.monotonic()
         if now >= held.impatient_until:
             held.impatient_until = now + 2 * PATIENCE
         return held.impatient_until - PATIENCE - now
 
     def refusal(self) -> EscrowError:
-        """Return the error for a call that waited too long for room."""
+        """Count a rejection, and return the error for a call that waited too long for room."""
         self._refused(Code.QUEUE_FULL)
         return error(Code.QUEUE_FULL, "pending requests and answers hold too many bytes")
 
     def change(self, held: Held, size: int) -> None:
-        """Add ``size`` existing bytes; negative: remove them."""
+        """Count ``size`` bytes that a connection holds already, without waiting; a negative ``size`` releases them."""
         with self._changed:
             self.used += size
             held.size += size
@@ -198,7 +198,8 @@ class Room:
                 self._changed.notify_all()
 
     def relieve(self) -> None:
-        """Close connections that do not read while the limit is exceeded. Called regularly."""
+        """Close connections that do not read, the longest stuck first, while the limit of bytes is exceeded. Called
+        regularly."""
         while True:
             with self._changed:
                 stuck = self._longest_stuck() if self.used > self.most_bytes else None
@@ -230,7 +231,8 @@ class Allowance:
         self.size = 0
 
     def grant(self, wanted: int) -> int:
-        """Return the bytes granted to the answer, up to ``wanted``; 0: none now. Never waits."""
+        """Reserve room for the answer to a receive. Returns how many bytes it may have, up to ``wanted``; 0: none now,
+        or the client has too many unread bytes. Never waits."""
         if self._unread() >= self._most_unread:
             return 0
         granted = self._room.grant(self._held, wanted)

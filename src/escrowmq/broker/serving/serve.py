@@ -144,7 +144,8 @@ def _begin_server(
     guard: Guard | None,
     listening: ExitStack,
 ) -> tuple[str, Server]:
-    """Serve until ``listening`` ends. Returns the URL for clients, and the server."""
+    """Start a server at a TCP ``address`` and a Unix socket ``path`` (None: without that), until ``listening`` ends.
+    Returns the URL for clients, and the server."""
     listeners: list[socket.socket] = []
     url = ""
     try:
@@ -180,7 +181,8 @@ def _connect(broker: Broker, guard: Guard | None, token: str | None) -> Sequence
 
 
 def _follow_rights(guard: Guard, calls: Dispatcher, listening: ExitStack) -> None:
-    """Follow the rights file until ``listening`` ends; its changes are recorded as operator actions."""
+    """Reload the rights file when it changes, until ``listening`` ends; each change is recorded as an operator
+    action."""
 
     def record(new: str, old: str, by: str) -> None:
         engine = calls.engine
@@ -197,7 +199,7 @@ def _follow_rights(guard: Guard, calls: Dispatcher, listening: ExitStack) -> Non
 
 @contextmanager
 def _listening(host: str, port: int | None = None) -> Iterator[None]:
-    """Raise Misuse(BAD_URL) if the port, or without one the path, cannot be had."""
+    """Context manager: turns an OSError of listening into Misuse(BAD_URL). Without a port, ``host`` is a path."""
     try:
         yield
     except OSError as problem:

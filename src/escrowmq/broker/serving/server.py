@@ -127,7 +127,7 @@ class Server:
         self._thread = threading.Thread(target=self._work, name="escrowmq-server", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Start the server's thread, which accepts connections."""
         self._thread.start()
 
     def stop(self, grace: float = 0.25) -> None:
@@ -150,7 +150,7 @@ class Server:
         self._wake_loop()
 
     def _welcome(self) -> tuple[frames.Welcome, Json]:
-        """Return the limits of this server, and the broker's answer to ``hello``."""
+        """Return the limits of this server, and the broker's answer to ``hello``, for a client that greets."""
         limits = frames.Welcome(
             frames.FORMAT_VERSION, PROTOCOL_VERSION, self._version, self._most_request, MAX_REQUESTS, self._most_answer
         )
@@ -158,11 +158,11 @@ class Server:
 
     @property
     def bound(self) -> int:
-        """Return the limit of connections."""
+        """The limit of open connections: the setting, or less if the process may not have as many descriptors."""
         return min(self._max_connections, connection_share())
 
     def numbers(self) -> dict[str, float]:
-        """Return the metrics of connections, for the action ``stats``."""
+        """Return the metrics of connections, a number by name, for the action ``stats``."""
         with self._counting:
             clients = list(self._clients.items())
             requests, received, sent = self._past
@@ -175,7 +175,7 @@ class Server:
         }
 
     def _wake_loop(self, connection: Connection | None = None) -> None:
-        """Wake the loop, for one connection or in general. From any thread."""
+        """Wake the server's thread; with a connection, it then updates that one. From any thread."""
         if connection is not None:
             self._reported.append(connection)
         if not self._awake:
@@ -229,7 +229,8 @@ class Server:
                 self._calls.run()  # started requests, even after a failure
 
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
-        """Read what arrived, accept connections, and update those that other threads reported."""
+        """Read what clients sent and start their requests; then accept connections, and update those that other threads
+        reported. ``ready``: sockets with their events."""
         came: list[tuple[Connection, list[Frame]]] = []
         strangers: list[tuple[selectors.SelectorKey, int]] = []
         for key, mask in ready:
@@ -250,7 +251,7 @@ class Server:
         self._attend()
 
     def _work_on_strangers(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
-        """Accept connections, and read greetings."""
+        """Accept connections, and read greetings; only a few at a time while greetings have wrong tokens (rule 7)."""
         came: list[tuple[Connection, list[Frame]]] = []
         is_attacked = self._guard is not None and self._guard.unauthenticated > self._wrong_then
         most = ATTACKED_AT_ONCE if is_attacked else ACCEPTED_AT_ONCE
@@ -269,14 +270,14 @@ class Server:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def _pause(self, seconds: float) -> None:
-        """Stop accepting for a while."""
+        """Stop accepting connections for ``seconds``."""
         if self._listen_again is None:
             self._listen_again = time.monotonic() + seconds
             for listener in self._listeners:
                 self._selector.unregister(listener)
 
     def _accept(self, listener: socket.socket, most: int) -> None:
-        """Accept ``most`` connections. Those that are closed unread do not count, up to ``ACCEPTED_AT_ONCE``."""
+        """Accept up to ``most`` connections. Those that are closed unread do not count, up to ``ACCEPTED_AT_ONCE``."""
         for _ in range(ACCEPTED_AT_ONCE):
             if self._listen_again is not None or self._ending is not None or not most:
                 return
@@ -319,8 +320,8 @@ class Server:
         self._wait_for(connection, selectors.EVENT_READ)
 
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
-        """Close the least useful connection, by rule 2; return whether there was one. ``greeted``: also those that have
-        greeted."""
+        """Close the least useful connection, except ``but`` (rule 2). Returns whether there was one. ``greeted``: also
+        among those that have greeted."""
         connection = find_least_useful(self._clients, greeted=greeted, but=but)
         if connection is None:
             return False
@@ -329,11 +330,9 @@ class Server:
         return True
 
     def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, list[Frame]]]) -> None:
-        """Write to and read from one connection. Received frames are appended to ``came``.
-
+        """Write to and read from one connection, by the events in ``mask``. Received frames are appended to ``came``.
         Requests of several connections start together, after all were read: reading releases the interpreter lock, and
-        the writer would start its round with the first request alone.
-        """
+        the writer would start its round with the first request alone."""
         if mask & selectors.EVENT_WRITE:
             self._serve(connection)
         asked = self._clients.get(connection)
@@ -357,13 +356,13 @@ class Server:
             self._take(came)
 
     def _take(self, came: list[tuple[Connection, list[Frame]]]) -> None:
-        """Start the requests that were read."""
+        """Process the frames that were read from connections, which starts their requests; empties ``came``."""
         for connection, found in came:
             self._serve(connection, found)
         came.clear()
 
     def _serve(self, connection: Connection, came: list[Frame] | None = None) -> None:
-        """Process received frames of one connection, and write pending bytes."""
+        """Send queued bytes of one connection, process its received frames, and update it."""
         asked = self._clients.get(connection)
         if asked is None:
             return
@@ -383,7 +382,7 @@ class Server:
             self._close(connection)
 
     def _attend(self) -> None:
-        """Update the connections that other threads reported."""
+        """Update the connections that other threads reported, because they have answers or must be closed."""
         for _ in range(len(self._reported)):  # later ones are updated in the next turn
             connection = self._reported.popleft()
             asked = self._clients.get(connection)
@@ -397,7 +396,8 @@ class Server:
                 self._serve(connection)
 
     def _update(self, connection: Connection, asked: Requests) -> None:
-        """Continue a connection according to its state: close it, or wait for the right events."""
+        """Start a connection's waiting requests if it may continue; then close it, or select the events it waits
+        for."""
         if asked.paused:
             asked.go_on()
         if connection.broken or (asked.done and not asked.no_longer):
@@ -445,7 +445,8 @@ class Server:
             self._serve(connection)
 
     def _check_rules(self, now: float) -> None:
-        """Apply the rules of the module."""
+        """Apply the rules of the module: close connections that are late or too many, and return memory. Closes all
+        when the grace of :meth:`stop` is over."""
         if self._ending is not None and now >= self._ending:
             for connection in list(self._clients):
                 self._close(connection)
@@ -467,7 +468,7 @@ class Server:
         self._return_memory(now)
 
     def _return_memory(self, now: float) -> None:
-        """See rule 6."""
+        """Return freed memory to the system once little has been in use for ``QUIET_SECONDS`` (rule 6)."""
         if self.room.used > self._unfinished // 4:
             self._return_at = now + QUIET_SECONDS
         elif self._return_at and now >= self._return_at:
@@ -475,14 +476,14 @@ class Server:
             return_freed_memory()
 
     def _limit_unfinished(self, now: float) -> None:
-        """See rule 3."""
+        """Close connections whose incomplete frames announce or hold too many bytes (rule 3)."""
         read = [connection for connection in self._clients if connection not in self._paused]
         for connection, reason in find_unfinished(read, self._unfinished, now):
             logger.warning("closing a connection %s: %s", reason, connection.peer)
             self._close(connection)
 
     def _is_too_slow(self, connection: Connection, asked: Requests, now: float) -> bool:
-        """Return whether its frame takes too long to complete."""
+        """Return whether the connection's incomplete frame takes longer than ``FRAME_SECONDS``."""
         if not connection.assembler.waiting or asked.frames_then != connection.assembler.frames:
             asked.frames_then, asked.whole_since = connection.assembler.frames, now
         return now - asked.whole_since >= FRAME_SECONDS

@@ -61,7 +61,8 @@ class Workers:
         self._waiting: dict[Held, deque[Callable[[], None]]] = {}
 
     def act(self, held: Held, call: Callable[[], None], name: str) -> None:
-        """Run an action of a connection."""
+        """Run an action of a connection on a thread. Of one connection ``ACTIONS_OF_ONE`` run at the same time; further
+        ones wait. Queries about the broker itself have threads of their own."""
         if name in _ABOUT_THE_BROKER:
             self._submit(self._questions, call)
             return
@@ -91,11 +92,11 @@ class Workers:
             self._submit(self._actions, lambda: self._act(held, following))
 
     def run_watch(self, call: Callable[[], None]) -> None:
-        """Run a watch."""
+        """Run ``call``, a step of a watch, on a thread for watches."""
         self._submit(self._watches, call)
 
     def run_read(self, call: Callable[[], None]) -> None:
-        """Run a read."""
+        """Run ``call``, a step of a read, on a thread for reads."""
         self._submit(self._reads, call)
 
     @staticmethod
@@ -104,7 +105,7 @@ class Workers:
             pool.submit(call)
 
     def close(self) -> None:
-        """Start nothing more; running work continues."""
+        """Start nothing more; running work continues, and waiting work is dropped."""
         for pool in (self._actions, self._reads, self._watches, self._questions):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -135,7 +136,7 @@ class Stream(ABC):
         self._unsent = 0
 
     def wake(self) -> None:
-        """Continue on a thread of the workers if there may be something to do. From any thread."""
+        """Continue the stream on a thread of the workers, because there may be something to send. From any thread."""
         with self._lock:
             if self._over or self._running:
                 self._again = True
@@ -169,7 +170,7 @@ class Stream(ABC):
             self._end()
 
     def _step(self) -> Pieces | None:
-        """Send what can be sent now. Returns the last frame if the stream has ended."""
+        """Send what can be sent now. Returns the last frame (DONE or an error) if the stream has ended, else None."""
         try:
             if self._broken_off:
                 raise error(Code.SHARD_STOPPED, "the broker is stopping, or its client is leaving")
@@ -180,17 +181,18 @@ class Stream(ABC):
 
     @abstractmethod
     def _go_on(self) -> bool:
-        """Send what can be sent now. Returns whether that was all. Raises EscrowError for the last frame."""
+        """Send what can be sent now. Returns whether the stream has no more to send. Raises EscrowError for the last
+        frame."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Release the source."""
+        """Close what the stream reads from."""
 
     def _may_send(self) -> bool:
         return self._unsent < UNSENT_BYTES and not self._cancelled
 
     def _give(self, answer: list[Pieces]) -> None:
-        """Send frames that are counted in the room."""
+        """Send frames whose bytes are counted in the room already."""
         size = sum(map(frames.size_of, answer))
         with self._lock:
             self._unsent += size
@@ -198,12 +200,13 @@ class Stream(ABC):
             self._count_freed(gone)
 
     def _on_freed(self, size: int) -> None:
-        """Subtract bytes that were sent or dropped, and continue if that makes room."""
+        """Subtract bytes of frames that were sent or dropped; continue the stream if it may send again."""
         if self._count_freed(size):
             self.wake()
 
     def _count_freed(self, size: int) -> bool:
-        """Subtract bytes that were sent. Returns whether the stream can continue."""
+        """Subtract bytes of frames that were sent or dropped, here and in the room. Returns whether the stream may send
+        again after being full."""
         with self._lock:
             was_full, self._unsent = self._unsent >= UNSENT_BYTES, self._unsent - size
             may_go_on = was_full and self._unsent < UNSENT_BYTES
@@ -222,7 +225,7 @@ class Read(Stream):
         self._expected = FIRST_READ_BYTES
 
     def add_credit(self, size: int) -> None:
-        """Add credit for the bytes that the client has consumed. From any thread."""
+        """Let the read send ``size`` bytes more, as many as the client has consumed. From any thread."""
         with self._lock:
             self._credit += size
         self.wake()

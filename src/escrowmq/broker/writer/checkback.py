@@ -56,7 +56,7 @@ class Questions:
     owners: Int64s
 
     def take(self, rows: Int64s) -> Questions:
-        """Return only these transactions (``rows`` ascending)."""
+        """Return the questions about some of the transactions only (``rows``: indices, ascending)."""
         place = np.full(len(self.transactions), -1)
         place[rows] = np.arange(len(rows))
         kept = place[self.owners] >= 0
@@ -87,18 +87,18 @@ class Listener:
     # The engine's side (under the directory's lock)
 
     def expire(self, before_us: int) -> None:
-        """Close questions that were asked before."""
+        """Close the questions that were asked at ``before_us`` or earlier, so that the listener has room again."""
         while self._asked and self._asked[0][0] <= before_us:
             self.open.difference_update(self._asked.popleft()[1])
 
     def reserve(self, transactions: Int64s, now_us: int) -> None:
-        """Count questions as open."""
+        """Count questions about these transactions as open."""
         asked = transactions.tolist()
         self.open.update(asked)
         self._asked.append((now_us, asked))
 
     def put(self, questions: Questions) -> None:
-        """Hand over questions that are counted durably."""
+        """Queue questions for the producer, after their check attempts became durable."""
         with self._changed:
             if not self.closed:
                 self._waiting.append(questions)
@@ -107,12 +107,12 @@ class Listener:
 
     @property
     def waiting(self) -> int:
-        """Questions handed over and not taken yet."""
+        """The number of questions that are queued and not taken yet."""
         with self._changed:
             return sum(len(questions.transactions) for questions in self._waiting)
 
     def close(self) -> None:
-        """Drop all questions, and end :meth:`batches`."""
+        """Drop all queued questions, and end :meth:`batches`."""
         with self._changed:
             self.closed = True
             self._waiting.clear()
@@ -122,23 +122,25 @@ class Listener:
     # The carrier's side
 
     def take_now(self) -> Questions | None:
-        """Return the next questions, None if there are none."""
+        """Return the next queued questions without waiting; None if there are none."""
         with self._changed:
             return self._waiting.popleft() if self._waiting else None
 
     def take(self) -> Questions | None:
-        """Wait for the next questions, and return them; None when the listener is closed."""
+        """Wait for the next queued questions, and return them; None when the listener is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.closed)
             return self._waiting.popleft() if self._waiting else None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of schema CHECKS as they come, about 2 MiB each at most, until the listener is closed."""
+        """Yield check-backs for the producer as they come, in batches of schema CHECKS of about 2 MiB at most, until
+        the listener is closed."""
         while (questions := self.take()) is not None:
             yield from self.batches_of(questions)
 
     def batches_of(self, questions: Questions) -> Iterator[pa.RecordBatch]:
-        """Yield the questions that are still open in batches."""
+        """Yield batches of schema CHECKS, with message bodies from the log, for those of the questions that are still
+        open."""
         start = 0
         while start < len(questions.transactions) and not self.closed:
             count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
@@ -196,7 +198,7 @@ class Listeners:
         return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Listener:
-        """Return a new listener."""
+        """Add a listener for a producer session that was connected, and return it."""
         listener = Listener(group, session, self._shard, self._park)
         with self._lock:
             self._listeners.setdefault(group, []).append(listener)
@@ -205,7 +207,7 @@ class Listeners:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Remove a listener; its unanswered questions become due again by themselves."""
+        """Close and remove a listener; its unanswered questions become due again by themselves."""
         listener.close()
         with self._lock:
             listeners = self._listeners.get(listener.group, [])
@@ -222,7 +224,7 @@ class Listeners:
             return [listener for group in self._listeners.values() for listener in group]
 
     def close(self) -> None:
-        """Disconnect all listeners."""
+        """Close and remove all listeners."""
         for listener in self._all():
             self.leave(listener)
 
@@ -242,11 +244,11 @@ class Listeners:
 
     @property
     def unanswered(self) -> int:
-        """Open questions of all listeners."""
+        """The number of open questions of all listeners."""
         return sum(len(m.open) for m in self._all())
 
     def note_unknown(self, transactions: Int64s, now_us: int) -> None:
-        """Record that questions about these were answered UNKNOWN."""
+        """Record that checks of these transactions were answered UNKNOWN at ``now_us``."""
         with self._lock:
             self.answered_unknown += len(transactions)
             for position in transactions[-KEPT_UNKNOWN:].tolist():
@@ -256,13 +258,14 @@ class Listeners:
                 del self._unknown[next(iter(self._unknown))]
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Return the session asked about a transaction now, and when UNKNOWN was answered last, or None for each."""
+        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it
+        (microseconds); None for each if not known."""
         with self._lock:
             asked = next((one.session for one in self._all() if transaction in one.open), None)
             return asked, self._unknown.get(transaction)
 
     def room(self, group: str, now_us: int) -> int:
-        """Return how many questions the listeners of a group can take now."""
+        """Return how many questions the listeners of a group can take now. Closes those that were open for too long."""
         with self._lock:
             room = 0
             for listener in self._listeners.get(group, ()):
@@ -271,7 +274,7 @@ class Listeners:
             return room
 
     def on_event(self, event: Event) -> None:
-        """Handle an applied event: it may answer checks, or make new ones due."""
+        """Handle an event that the ledger applied: a decision closes questions; others may make transactions due."""
         kind, rows = event.kind, event.rows
         if kind in (Kind.REOPENED, Kind.RULES, Kind.PRODUCERS):
             self._news = True
@@ -286,7 +289,7 @@ class Listeners:
             self._taken_over = self._news = True
 
     def settled(self, transactions: Int64s | Sequence[int]) -> None:
-        """Close the questions about these transactions."""
+        """Close the open questions about these transactions."""
         with self._lock:
             busy = [m for m in self._all() if m.open]
             if busy:
@@ -298,7 +301,8 @@ class Listeners:
                         self._news = True
 
     def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Listener, Questions]]:
-        """Take due transactions of every group that has a listener with room; hand them over once durable."""
+        """Take due transactions of every group that has a listener with room from the ledger. Yields each listener with
+        its questions, to be handed over once they are durable. Closes the listeners of fenced sessions."""
         if now_us < self.wake_us:
             return
         self._news = False
@@ -322,7 +326,8 @@ class Listeners:
         self._wake_us = wake_us
 
     def _next_room_us(self, group: str) -> int:
-        """Return the time before which no listener of a group has room: 0, or when the oldest question expires."""
+        """Return the time before which no listener of a group has room: 0 if one has, else when the oldest question
+        expires."""
         with self._lock:
             listeners = self._listeners.get(group, ())
             if any(len(m.open) < self._window for m in listeners):
@@ -331,7 +336,8 @@ class Listeners:
             return oldest + self._interval_us(group)
 
     def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Listener, Int64s]]:
-        """Reserve room for questions. Returns each listener with its row numbers of ``asked``."""
+        """Divide the transactions to check among the group's listeners, and count them as open there. Returns each
+        listener with the row numbers of ``asked`` that it gets."""
         with self._lock:
             listeners = list(self._listeners.get(group, ()))
             if not listeners:
@@ -347,7 +353,8 @@ class Listeners:
 
 
 def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
-    """Return rows for each listener, at most ``free``: its own session's first, the rest in rotation."""
+    """Return for each listener the rows (of ``epochs``, the sessions that sent them) that it is asked about, at most
+    its ``free`` room: those of its own session first, the others in rotation from ``turn``."""
     shares: list[list[Int64s]] = [[] for _ in listeners]
     left = np.ones(len(epochs), bool)
 

@@ -27,7 +27,8 @@ class Committer:
         self._threads: list[threading.Thread] = []
 
     def put(self, sync: _Act, tell: _Act) -> None:
-        """Sync a round after those before it, then answer it after them. Waits while a sync runs. Neither may raise."""
+        """Run ``sync`` for a round on another thread, then ``tell``, which answers it; both after those of earlier
+        rounds. Waits while a sync runs. Neither may raise."""
         self._syncing.acquire()
         if not self._threads or (self._answering.locked() and len(self._threads) < 2):
             self._threads.append(threading.Thread(target=self._work, name="escrowmq-committer", daemon=True))
@@ -43,7 +44,7 @@ class Committer:
             return True
 
     def drain(self) -> None:
-        """Wait until all is synced and answered."""
+        """Wait until all rounds are synced and answered."""
         with self._syncing, self._answering:
             pass
 

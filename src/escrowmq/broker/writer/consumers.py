@@ -43,7 +43,7 @@ class Consumers:
         self._noted: dict[tuple[str, int], _Noted] = {}
 
     def note(self, group: str, member: int, client: Client | None, answer: Future[Any], now_us: int) -> None:
-        """Note a receive, and the future of its answer."""
+        """Record that a consumer sent a receive at ``now_us``, with its connection and the future of the answer."""
         with self._lock:
             known = self._noted.pop((group, member), None)
             if known is None and len(self._noted) % SWEEP == SWEEP - 1:
@@ -70,7 +70,7 @@ class Consumers:
         return members
 
     def _drop_closed(self) -> None:
-        """Forget the consumers of closed connections. Requires the lock."""
+        """Remove the consumers of closed connections. Requires the lock."""
         self._noted = {key: one for key, one in self._noted.items() if not (one.client and one.client.closed)}
 
 

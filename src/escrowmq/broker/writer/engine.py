@@ -116,7 +116,8 @@ class Engine:
         return self._enter(Request(command, early=early, source=source)).future
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
-        """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws the request."""
+        """Queue a request for a lease, which waits up to ``wait_us`` for the first message. The future's result is the
+        leased messages, empty if none came. Cancelling it withdraws the request."""
         return self._enter(WaitingReceive(command, wait_us=wait_us)).future
 
     def look(self, look: Callable[[], Any]) -> Future[Any]:
@@ -139,7 +140,8 @@ class Engine:
         return self._enter(WaitingLook(look=look, wait_us=wait_us)).future
 
     def submit_parcel(self, request: ParcelRequest) -> None:
-        """Execute a request of a few rows. Its callback gets the answer or the error; QUEUE_FULL at once."""
+        """Queue a request of a few rows for the writer. Its callback gets the answer or the error; QUEUE_FULL at once
+        if too much is queued."""
         self._enter(request)
 
     def _enter(self, request: R) -> R:
@@ -168,8 +170,8 @@ class Engine:
         return None
 
     def _has_room(self, request: AnyRequest, waiting: int) -> bool:
-        """Return whether a request may be queued if that makes ``waiting`` bytes: in total, and messages also by the
-        share of their connection. With the lock held."""
+        """Return whether a request may be queued so that ``waiting`` bytes are queued: within the limit of all and, for
+        messages, within the share of its connection. With the lock held."""
         if not request.writes:
             return waiting <= self.settings.max_waiting_bytes
         most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source[request.source]
@@ -179,8 +181,8 @@ class Engine:
         return own <= most - self._queued_bytes and own <= self._pace.share(len(self._of_source))
 
     def run_rounds_here(self, thread: int | None = None) -> None:
-        """Mark the calling thread, or ``thread``, as one of the server's own: its submissions do not wake the writer
-        until it calls :meth:`run`, which it must do soon, whatever happens."""
+        """Mark the calling thread, or the one with the id ``thread``, as one of the server's own: its requests do not
+        wake the writer until it calls :meth:`run`, which it must do soon, whatever happens."""
         self._carrier = threading.get_ident() if thread is None else thread
 
     def run(self) -> None:
@@ -209,7 +211,8 @@ class Engine:
             self._bell.release()
 
     def poke(self) -> None:
-        """Make the writer run a round: a listener joined or left, or a snapshot was saved."""
+        """Make the writer run a round soon, although no request waits: a listener joined or left, or a snapshot was
+        saved."""
         with self._lock:
             self._poked = True
             self._ring()
@@ -231,7 +234,7 @@ class Engine:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Requests and bytes in the queue."""
+        """The number and bytes of the requests in the writer's queue."""
         with self._lock:
             return len(self._queue) + self._line.count, self._queued_bytes
 
@@ -242,7 +245,7 @@ class Engine:
     # One round
 
     def step(self) -> None:
-        """Run one round, and take a snapshot if it is time for one."""
+        """Run one round; then begin to save a snapshot if it is time for one."""
         self._round()
         if self.upkeep.wants_snapshot:
             self._committer.drain()
@@ -265,7 +268,8 @@ class Engine:
             self._fail_waiting()
 
     def _decide(self, requests: list[AnyRequest]) -> tuple[Pairs, Asks]:
-        """Decide requests and everything that is due."""
+        """Decide requests, and everything that is due by the clock: timers, check-backs, upkeep, waiting receives.
+        Returns the requests with their answers, and the check-backs to hand over, both for after the sync."""
         self._running = [*self._running, *requests]
         shard, now = self.shard, self.shard.begin()
         receives = [request for request in requests if isinstance(request, WaitingReceive)]
@@ -287,8 +291,8 @@ class Engine:
         return pairs, asks
 
     def _commit(self, sync: Callable[[], bool], tell: Callable[[], bool], asks: Asks, size: int) -> None:
-        """Sync and answer: here when the queue is empty, else beside the next round. ``size``: bytes that the round
-        appended."""
+        """Sync the round, then answer it with ``tell`` and hand over check-backs: here if no request waits, else on
+        other threads while the next round is decided. ``size``: bytes that the round appended."""
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
         def answer_all() -> None:
@@ -306,7 +310,7 @@ class Engine:
             answer_all()
 
     def _time_sync(self, sync: Callable[[], bool], size: int) -> None:
-        """Run ``sync``; if anything is written, its duration shows the speed of the disk."""
+        """Run ``sync``; if the round appended bytes (``size``), record its duration as the speed of the disk."""
         if not size:
             sync()
             return
@@ -316,7 +320,8 @@ class Engine:
                 self._pace.record(size, (self.clock.now_us() - began) / 1e6)
 
     def _drain(self, *, late: bool = False) -> list[AnyRequest]:
-        """Take pending requests, up to the bound of a round; ``late``: up to that of a round in progress."""
+        """Take pending requests from the queue, as many as a round may have, without withdrawn ones; ``late``: as many
+        as may join a round in progress."""
         with self._lock:
             self._poked = False
             requests = list(self._queue)
@@ -350,7 +355,7 @@ class Engine:
         return requests
 
     def _own(self, act: Callable[[], object]) -> None:
-        """Run an internal command; retry it after a pause if it is refused."""
+        """Run an internal command on the shard; if it is refused, pause internal commands for ``PAUSE_US``."""
         try:
             act()
         except EscrowError as problem:
@@ -376,7 +381,7 @@ class Engine:
         return min(self._clock_us(), self._receives.wake_us, self._looks.wake_us)
 
     def _clock_us(self) -> int:
-        """Return the time before which no internal work is due."""
+        """Return the broker time before which no internal work (timers, check-backs, upkeep) is due."""
         wake_us = min(self.shard.ledger.wake_us, self.listeners.wake_us, self.upkeep.wake_us)
         return max(wake_us, self._pause_us)
 
@@ -398,7 +403,7 @@ class Engine:
                 self._end.notify_all()
 
     def _die(self, problem: BaseException) -> None:
-        """Stop the shard and fail all queued requests."""
+        """Stop the shard, because the writer failed with ``problem``, and fail all queued requests."""
         self.shard.stop(problem)
         logger.error("the writer died", exc_info=problem)
         with self._lock:

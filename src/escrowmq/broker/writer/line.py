@@ -44,8 +44,8 @@ class Line:
             self.count += 1
 
     def take(self, most: int, *, late: bool = False) -> list[AnyRequest]:
-        """Return the next requests: ``most`` bytes and the rest of a request, at least one. ``late``: not more than
-        ``most``, and only of sources that had nothing waiting."""
+        """Remove and return the next requests in fair order, until they have ``most`` bytes or more; at least one.
+        ``late``: not more than ``most``, and only of connections that had nothing waiting."""
         taken: list[AnyRequest] = []
         size, now = 0, self._now
         while self._turns:

@@ -43,12 +43,13 @@ class Pace:
         self._large: deque[tuple[int, float]] = deque(maxlen=LARGE_SEEN)  # bytes and seconds
 
     def round(self) -> int:
-        """Return bytes of messages that the next round may take, if more wait."""
+        """Return the bytes of messages that the next round may take, if more wait. Every ``PROBE``-th call returns
+        less."""
         self._rounds += 1
         return self._limit // SMALL if self._rounds % PROBE == 0 else self._limit
 
     def share(self, sources: int) -> float:
-        """Return bytes that one of so many connections may have waiting."""
+        """Return the bytes of messages that each of ``sources`` connections may have waiting."""
         return max(self._rate * PATIENCE_SECONDS / sources, LEAST_WAITING)
 
     def record(self, size: int, seconds: float) -> None:

@@ -26,13 +26,13 @@ class Folded:
 
 
 def size_of(tables: dict[str, pa.Table]) -> int:
-    """Return bytes of a snapshot in memory."""
+    """Return the bytes of a snapshot's tables in memory."""
     return sum(table.nbytes for table in tables.values())
 
 
 def fold(log: StoredLog) -> Folded:
-    """Return the ledger that follows from ``log``. A snapshot of an unknown version is ignored; Corrupt(NEWER_FORMAT)
-    if frames that it stands for have left the log."""
+    """Rebuild the ledger from a log: its newest snapshot, and every frame after it. A snapshot of an unknown version is
+    ignored; Corrupt(NEWER_FORMAT) if frames that it stands for have left the log."""
     snapshot = log.load_snapshot()
     if snapshot is not None and not Ledger.can_restore(snapshot.tables):
         if log.first_position > 0:

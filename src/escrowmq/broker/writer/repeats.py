@@ -34,7 +34,7 @@ class Unchecked:
     repeats: Repeats
 
     def slice(self, start: int, rows: int) -> Unchecked | pa.RecordBatch:
-        """Return the answer to some rows of the batch."""
+        """Return the answer to rows ``start`` .. ``start + rows - 1`` of the batch; final if they have no repeats."""
         low, high = np.searchsorted(self.repeats.rows, (start, start + rows)).tolist()
         answer = self.answer.slice(start, rows)
         if low == high:
@@ -43,7 +43,8 @@ class Unchecked:
         return Unchecked(answer, self.batch.slice(start, rows), mine)
 
     def checked(self, log: StoredLog) -> pa.RecordBatch:
-        """Return the final answer. Any thread, any time after the round's events are appended."""
+        """Return the final answer: a repeat whose content differs from the stored message is refused. Any thread, any
+        time after the round's events are appended."""
         verdicts = judge(log, self.batch, self.repeats)
         answer = self.answer
         for status in np.unique(verdicts[verdicts != OK]).tolist():
@@ -52,7 +53,8 @@ class Unchecked:
 
 
 def judge(log: StoredLog, batch: pa.RecordBatch, repeats: Repeats) -> UInt8s:
-    """Return one code per repeat: OK (the same message), MESSAGE_ID_TAKEN or DAMAGED."""
+    """Compare repeated messages with the stored ones. Returns one code per repeat: OK (the same content),
+    MESSAGE_ID_TAKEN (another) or DAMAGED."""
     return _judge(log, batch.select(list(CONTENT)).take(pa.array(repeats.rows)), repeats.positions)
 
 
@@ -73,8 +75,8 @@ def _judge(log: StoredLog, given: pa.RecordBatch, positions: Int64s) -> UInt8s:
 
 
 def stored_keys(log: StoredLog, positions: Int64s) -> Int64s:
-    """Return a number for the key at each position, for ordered groups; UNKNOWN if it cannot be read. A damaged record
-    hides no other key."""
+    """Return for each position a number that stands for the message's key, for ordered groups; UNKNOWN if it cannot be
+    read. A damaged record hides no other key."""
     try:
         return numbers(hash_keys(log.read(positions, ["key"]).column("key")))
     except EscrowError:

@@ -68,7 +68,7 @@ class Request:
 
     @property
     def lane(self) -> Lane | None:
-        """The lane in which it may be merged; None: it runs alone."""
+        """The lane whose neighbouring requests become one command; None: the request runs alone."""
         match self.command:
             case Prepare(replace=False):  # a replacing one runs alone: it must see what the one before it left
                 return self.order, False
@@ -82,11 +82,11 @@ class Request:
 
     @property
     def withdrawn(self) -> bool:
-        """Return whether the caller has cancelled it."""
+        """Whether the caller has cancelled the request."""
         return self.future.cancelled()
 
     def answer(self, value: Any) -> None:
-        """Give the caller its answer, or an error if ``value`` is one; nothing if it was cancelled."""
+        """Set the caller's future to ``value``, a result or an error; does nothing if it was cancelled."""
         with suppress(InvalidStateError):
             if isinstance(value, BaseException):
                 self.future.set_exception(value)
@@ -130,7 +130,8 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, kind: Exchange, options: Any) -> Terms:
-        """Make terms from checked options (``wire.OPTIONS[kind]``). Rejected(UNKNOWN_SESSION)."""
+        """Make terms from checked options (``wire.OPTIONS[kind]``). Rejected(UNKNOWN_SESSION) for decisions without a
+        session."""
         order, session, early = _KIND_ORDER[kind], options.get("session", 0), options.get("flush") == "async"
         detail: Any = early
         if kind is Exchange.END and not session:
@@ -143,7 +144,8 @@ class Terms(NamedTuple):
         return cls(kind, order, None if options.get("replace") else (order, detail), session, early)
 
     def command(self, batch: pa.RecordBatch, sessions: Int64s | None = None) -> Command:
-        """Return the command for the rows of ``batch``. ``sessions``: one per row, if they have several."""
+        """Return the ledger's command for the rows of ``batch``. ``sessions``: one per row; None: the session of the
+        terms."""
         sessions = np.full(batch.num_rows, self.session, np.int64) if sessions is None else sessions
         if self.kind is Exchange.SEND:
             return Send(batch, sessions)
@@ -185,11 +187,12 @@ class ParcelRequest:
 
     @property
     def command(self) -> Command:
-        """Its rows as a command of columns. Rejected(BAD_BATCH)."""
+        """The request as a command of columns. Raises Rejected(BAD_BATCH) if its rows make no batch."""
         return _command([self])
 
     def answer(self, value: Any) -> None:
-        """Give the caller rows (or the same as a batch), or an error. Any thread; only the first call counts."""
+        """Pass the answer, rows or a batch that is converted to rows, or an error to the caller's callback. Any thread;
+        only the first call counts."""
         try:
             done = self._done.pop()
         except IndexError:
@@ -213,17 +216,17 @@ class Work:
 
     @property
     def few(self) -> bool:
-        """Return whether all of them are parcels, and few rows: to be offered to the ledger as rows."""
+        """Whether the requests are all parcels, with so few rows that the ledger decides them as rows."""
         return self.rows <= PLAIN_ROWS and self.requests[0].lane is not None and bool(_parcels(self.requests))
 
     @property
     def command(self) -> Command:
-        """The command, of columns. Rejected(BAD_BATCH): the rows of a parcel make no batch."""
+        """The requests as one command of columns. Raises Rejected(BAD_BATCH) if the rows of a parcel make no batch."""
         return self.requests[0].command if len(self.requests) == 1 else _command(self.requests)
 
     @property
     def rows_command(self) -> RowsCommand:
-        """The command, of rows, of a work of few."""
+        """The requests as one command of rows; only if :attr:`few`."""
         parts = _parcels(self.requests)
         detail = parts[0].lane[1]  # type: ignore[index]  # few have a lane
         kind = parts[0].terms.kind
@@ -234,7 +237,7 @@ class Work:
         return commands.PrepareRows(parts) if kind is Exchange.PREPARE else commands.SendRows(parts)
 
     def answers(self, answer: Any) -> list[Any]:
-        """Return the part of ``answer`` that belongs to each request."""
+        """Split the answer to the merged command. Returns the part for each request, in order."""
         if len(self.requests) == 1:
             return [answer]
         parts, start = [], 0
@@ -246,7 +249,8 @@ class Work:
 
 
 def arrange(requests: Sequence[AnyRequest]) -> list[Work]:
-    """Return the round's commands in the order in which they run."""
+    """Sort the requests of a round by kind, and merge neighbours of one lane. Returns the works in the order in which
+    they run."""
     works: list[Work] = []
     lane: Lane | None = None
     size = 0
@@ -270,7 +274,7 @@ def least_first(pairs: Pairs) -> Pairs:
 
 
 def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
-    """Return the requests if they are all parcels, else none."""
+    """Return the requests if they are all parcels, else an empty list."""
     parcels = [request for request in requests if type(request) is ParcelRequest]
     return parcels if len(parcels) == len(requests) else []
 

@@ -60,7 +60,8 @@ logger = logging.getLogger(__name__)
 
 
 def rules_of(settings: BrokerSettings) -> Rules:
-    """Return the rules that the settings ask for: those of the same name, and times, whose names end in ``_us``."""
+    """Return the ledger's rules from the settings: those of the same name; times in seconds become microseconds (names
+    with ``_us``)."""
     values: dict[str, Any] = {"exhausted_rollback": settings.checks_exhausted == "rollback"}
     for name in (f.name for f in dataclasses.fields(Rules)):
         if hasattr(settings, name):
@@ -76,7 +77,8 @@ _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
 def _content(event: Event) -> Content:
-    """Return the log content of an event. ValueError, OverflowError, ArrowException: a value fits no column."""
+    """Return an event in the form that the log appends: packed if it has few rows, else as a batch. Raises ValueError,
+    OverflowError or ArrowException if a value fits no column."""
     kind, few = event.kind, event.content
     if isinstance(few, Few) and few.num_rows <= PACKED_ROWS and can_pack(kind):  # noqa: SIM102
         if kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES:
@@ -85,7 +87,8 @@ def _content(event: Event) -> Content:
 
 
 def _without_positions(answer: Any) -> Any:
-    """Return an early answer without positions: after a crash before the sync, other messages may get them."""
+    """Return a copy of an answer that is given before the sync, without positions: after a crash other messages may get
+    them."""
     if isinstance(answer, list):
         return [(code, -1, queue, -1, None) for code, _, queue, _, _ in answer]
     if isinstance(answer, EscrowError):
@@ -98,7 +101,7 @@ class Proof(Protocol):
     """Proof that this process is the newest opener of a log that other nodes may open, too."""
 
     def is_fresh(self) -> bool:
-        """Return whether the last proof is new enough to answer from the ledger alone."""
+        """Return whether the last proof is recent enough to answer a request without appending to the log."""
 
     def renew(self) -> None:
         """Prove again that this process is the newest opener. Overloaded(NOT_LEADER) if that is impossible now; other
@@ -143,7 +146,7 @@ class Shard:
     # One round
 
     def begin(self) -> int:
-        """Set and return the time of the round, microseconds."""
+        """Set the time of the round, and return it (broker time, microseconds)."""
         self.time_us = max(self.time_us, self.clock.now_us())
         return self.time_us
 
@@ -207,7 +210,8 @@ class Shard:
             tell(logging.WARNING, "space", "space: the disk takes messages again")
 
     def probe(self) -> None:
-        """Find out whether a full disk has space again, so that no caller has to send a message for that."""
+        """Test whether a full disk has space again, and end the state ``full`` if it has: no caller must send a message
+        for that."""
         with suppress(Overloaded):
             self._reserve(self._headroom, writes=True)
 
@@ -226,7 +230,8 @@ class Shard:
             raise self.stop(problem) from problem
 
     def _flushing(self) -> Callable[[], None]:
-        """Take what the round appended out for writing. Returns a function that makes it durable, on any thread."""
+        """Take what the round appended out of the log for writing. Returns a function that makes it durable, on any
+        thread. A round that appended nothing renews the proof instead, if there is one and it is old."""
         self._check_running()
         dirty, self._dirty = self._dirty, False
         try:
@@ -257,11 +262,11 @@ class Shard:
 
     @property
     def is_proved(self) -> bool:
-        """Return whether a round that appends nothing may be answered from the ledger as it is."""
+        """Whether a round that appends nothing may be answered from the ledger as it is."""
         return self._proof is None or self._proof.is_fresh()
 
     def stop(self, cause: BaseException) -> EscrowError:
-        """Refuse everything from now on. Returns the error for callers."""
+        """Refuse every command from now on, because of ``cause``. Returns the error for callers."""
         if self.failure is None:
             tell(logging.ERROR, "stopped", f"the shard stopped: {cause}", cause=str(cause))
             self.failure = error(Code.SHARD_STOPPED, f"the shard stopped: {cause}")
@@ -277,7 +282,8 @@ class Shard:
             raise self.refusal()
 
     def run(self, requests: Sequence[AnyRequest]) -> Pairs:
-        """Execute requests. Returns their answers, to be given once they are durable."""
+        """Execute the requests of a round, merged into commands. Returns them with their answers, to be given once they
+        are durable; early ones are answered here."""
         return [pair for work in arrange(requests) for pair in self._run_work(work)]
 
     def _run_work(self, work: Work) -> Pairs:
@@ -294,7 +300,8 @@ class Shard:
         return pairs
 
     def _answer_work(self, work: Work) -> Any:
-        """Return the answer to a work: as rows where that is a plain case, else as columns."""
+        """Execute the command of merged requests, as rows where that is a plain case, else as columns, or run a look.
+        Returns the answer for all."""
         if isinstance(look := work.requests[0], Look):
             return look.look()
         if work.few and (decided := self._decide_rows(work.rows_command)) is not None:
@@ -307,12 +314,13 @@ class Shard:
         return Unchecked(decision.answer, command.batch, decision.repeats)
 
     def _check(self, answer: Any) -> Any:
-        """Compare repeats, if there are any. Returns the final answer of a request, or an error."""
+        """Compare the repeats in an answer, if there are any, with the stored messages. Returns the final answer, or an
+        error."""
         return self.attempt(lambda: answer.checked(self.log)) if isinstance(answer, Unchecked) else answer
 
     @staticmethod
     def attempt(act: Callable[[], Any]) -> Any:
-        """Return the result of ``act``, or the EscrowError that it raised."""
+        """Return the result of ``act``, or its exception as an EscrowError."""
         try:
             return act()
         except Exception as problem:
@@ -369,20 +377,21 @@ class Shard:
         )
 
     def take_snapshot(self) -> Callable[[], Snapshot]:
-        """Freeze the state of the last sync, between rounds. Returns what makes the snapshot, on any thread."""
+        """Freeze the ledger as of the last sync, between rounds. Returns a function that builds the snapshot, on any
+        thread."""
         tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
         place = (self.log.next_sequence, self.log.next_position, self.time_us)
         return lambda: Snapshot(*place, tables())
 
     def save(self, taken: Callable[[], Snapshot]) -> None:
-        """Store a snapshot durably (any thread)."""
+        """Build a snapshot with ``taken`` and store it durably (any thread)."""
         snapshot = taken()
         self._snapshot_bytes = size_of(snapshot.tables)
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
     def retain(self) -> int | None:
-        """Release what is older than the retention, within a round. Returns the position below which the log may be
-        dropped *once a newer snapshot is saved*, None if there is nothing to drop."""
+        """Release in the ledger what is older than the retention; within a round. Returns the position below which the
+        log may be dropped *once a newer snapshot is saved*, None if there is nothing to drop."""
         retention_us = to_us(self.settings.retention)
         visible_us = self.time_us - retention_us
         limit = early = self.log.position_before(visible_us)

@@ -55,7 +55,8 @@ class Refusals:
         self.settle()
 
     def settle(self, *, last: bool = False) -> None:
-        """Log how many there were, if :data:`REFUSALS_SECONDS` have passed or this is the ``last`` call."""
+        """Log how many requests were refused since the last such line, if :data:`REFUSALS_SECONDS` have passed or this
+        is the ``last`` call."""
         if not self._counts:
             return
         now = time.monotonic()

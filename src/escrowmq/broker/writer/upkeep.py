@@ -53,7 +53,8 @@ class Upkeep:
         self.saving: Future[None] | None = None
 
     def within_round(self) -> None:
-        """Do what is due, before the round's sync."""
+        """Run the upkeep that is due, before the round's sync: probe a full disk, drop segments, apply retention,
+        remove idle producer sessions."""
         now = self._shard.time_us
         if self._shard.full and now >= self._probe_us:
             self._probe_us = now + PAUSE_US
@@ -88,7 +89,7 @@ class Upkeep:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Return whether it is time for a snapshot and none is being saved."""
+        """Whether it is time for a snapshot and none is being saved."""
         if self.saving is not None or self._shard.time_us < self._save_us or self._shard.failure is not None:
             return False
         try:
@@ -119,14 +120,15 @@ class Upkeep:
 
     @property
     def wake_us(self) -> int:
-        """The time before which :meth:`within_round` has nothing to do."""
+        """The broker time before which :meth:`within_round` has nothing to do."""
         if self._droppable is not None or self._altered != self._shard.ledger.topics.altered:
             return 0
         wake_us = min(self._retain_us, self._cut_us, self._forget_us)
         return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
     def finish(self, *, clean: bool = False) -> None:
-        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that a start replays nothing."""
+        """Wait for a snapshot that is being saved; at a ``clean`` end save a last one, so that the next start replays
+        nothing."""
         self._thread.shutdown(wait=True)
         if not clean or not self._shard.log.bytes_since_snapshot():
             return

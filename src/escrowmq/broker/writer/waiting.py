@@ -42,13 +42,13 @@ class WaitingReceives:
         self._until_us = NEVER_US
 
     def count(self, group: str | None = None) -> int:
-        """Return how many wait, of one group or of all."""
+        """Return how many receives wait for messages, of one group or of all."""
         lines = list(self._lines.values()) if group is None else [self._lines.get(group, deque())]
         return sum(not receive.future.cancelled() for line in lines for receive in line.copy())
 
     @property
     def wake_us(self) -> int:
-        """The time before which nothing is to be served, unless something changes."""
+        """The broker time before which :meth:`serve` has nothing to do, unless something changes."""
         return 0 if self._changed else self._until_us
 
     def on_event(self, kind: Kind) -> None:
@@ -56,8 +56,9 @@ class WaitingReceives:
             self._changed = True
 
     def serve(self, fresh: Sequence[WaitingReceive], now_us: int, due: bool) -> Pairs:
-        """Serve new receives in any case (they may be invalid), and waiting ones if something changed or (``due``) is
-        due by the clock. Returns the answers; the others wait on."""
+        """Lease messages for new receives, and for waiting ones if an event may have brought messages or ``due`` (work
+        by the clock was due). Returns the receives that are answered, also those whose time is over; the others wait
+        on."""
         for receive in fresh:
             receive.until_us = now_us + receive.wait_us
             self._lines.setdefault(receive.command.group, deque()).append(receive)
@@ -110,7 +111,7 @@ class WaitingReceives:
         return answer
 
     def _release(self, receive: WaitingReceive, leased: Any) -> None:
-        """Release what was leased for a cancelled receive."""
+        """Release the messages that were leased for a receive that was cancelled at this moment."""
         if isinstance(leased, EscrowError):
             return
         try:
@@ -119,7 +120,7 @@ class WaitingReceives:
             logger.warning("the lease of a cancelled receive is not released, and expires: %s", problem)
 
     def end(self, answer: Callable[[], Any]) -> None:
-        """Answer all receives, each with a new answer, because the engine ends."""
+        """Answer all waiting receives, each with a call of ``answer``, because the engine ends."""
         for line in self._lines.values():
             for receive in line:
                 receive.answer(answer())
@@ -138,7 +139,8 @@ class WaitingLooks:
         self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _ADDS_TO_VIEWS
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
-        """Return answers to new looks and, if anything became visible, to waiting ones. ``attempt`` runs one."""
+        """Run new looks and, if an event may have changed their result, waiting ones. Returns those that are answered:
+        with a result other than None, or None after their time. ``attempt`` runs one look."""
         changed, self._changed = self._changed, False
         if not fresh and now_us < self.wake_us and not (changed and self._waiting):
             return []
@@ -159,7 +161,7 @@ class WaitingLooks:
         return pairs
 
     def end(self, answer: Callable[[], Any]) -> None:
-        """Answer all looks, each with a new answer, because the engine ends."""
+        """Answer all waiting looks, each with a call of ``answer``, because the engine ends."""
         for look in self._waiting:
             look.answer(answer())
         self._waiting = []
