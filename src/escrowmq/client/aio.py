@@ -109,12 +109,13 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         return self._keep(self._make_producer(production))
 
     def missing(self) -> list[Missing]:
-        """Return the brokers of several that were needed and are away, with the reason."""
+        """Return the brokers of several that were needed and are away, each with the reason."""
         return self.router.presence.missing()
 
     def lane(self, link: Link, kind: Exchange, codec: Codec, options: Options, **more: Any) -> Lane:
-        """Return a coalescing lane of this bus, which its caller closes. With several brokers, rows that were not sent
-        to one that is away are refused with BROKER_AWAY."""
+        """Return a new lane, which combines the rows of concurrent callers into requests of one kind over a link; its
+        caller closes it. With several brokers, rows that were not sent to one that is away are refused with
+        BROKER_AWAY."""
         more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
 

@@ -41,7 +41,8 @@ class ProducersChanges(TypedDict, total=False):
 
 
 def group_request(group: str, changes: GroupChanges) -> groups.Alter:
-    """Return the request ``groups.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Build the request ``groups.alter`` from new settings of a consumer group. Raises Misuse(BAD_ARGUMENT) for an
+    unknown or invalid one."""
     _refuse_others(changes, GroupChanges)
     topics, tags, start = changes.get("topics"), changes.get("tags"), changes.get("start")
     redelivery = changes.get("redelivery")
@@ -70,7 +71,8 @@ class TopicChanges(TypedDict, total=False):
 
 
 def topic_request(name: str, changes: TopicChanges) -> topics.Alter:
-    """Return the request ``topics.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Build the request ``topics.alter`` from new settings of a topic. Raises Misuse(BAD_ARGUMENT) for an unknown or
+    invalid one."""
     _refuse_others(changes, TopicChanges)
     given = {rule: value for rule, value in changes.items() if value is not None}
     reset = [rule for rule in ("retention", "retention_size") if given.get(rule) == "broker"]
@@ -82,26 +84,30 @@ def topic_request(name: str, changes: TopicChanges) -> topics.Alter:
 
 
 def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
-    """Return the request ``producers.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Build the request ``producers.alter`` from new settings of a producer group. Raises Misuse(BAD_ARGUMENT) for an
+    unknown one."""
     _refuse_others(changes, ProducersChanges)
     request = {**changes, "group": group, "reset": list(changes.get("reset") or ()) or None}
     return cast(producers.Alter, {name: value for name, value in request.items() if value is not None})
 
 
 def limit_words(group: Mapping[str, Any]) -> str:
-    """Describe the ``limits`` of a consumer group; empty if it has none, or the broker is of an older version."""
+    """Return the ``limits`` of a listed consumer group as text; empty if it has none, or the broker is of an older
+    version."""
     units = {"rate": "messages per second", "in_flight": "in flight", "in_flight_per_key": "in flight per key"}
     limits = group.get("limits", {})
     return ", ".join(f"{limits[name]:,.15g} {unit}" for name, unit in units.items() if name in limits)
 
 
 def signed(request: Request, why: str | None) -> Request:
-    """Return an operator's request with user and host, as the operating system names them, and ``why``."""
+    """Return a copy of an operator's request with ``by`` (user and host, as the operating system names them) and
+    ``why``."""
     return cast(Request, {**request, "by": acting_user(), **({} if why is None else {"why": why})})
 
 
 def _refuse_others(changes: Mapping[str, object], shape: type) -> None:
-    """Reject unknown names, which must not be ignored silently."""
+    """Raise Misuse(BAD_ARGUMENT) for a name in ``changes`` that ``shape`` does not have: it must not be ignored
+    silently."""
     known = list(shape.__annotations__)
     if unknown := [name for name in changes if name not in known]:
         raise Misuse(Code.BAD_ARGUMENT, f"{unknown[0]!r} is nothing that can be altered", nearest(unknown[0], known))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def _make_awaitable(
     method: Callable[Concatenate[Admin, P], T],
 ) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """Wrap a method so that it runs on a thread and can be awaited."""
+    """Return a coroutine function that runs a method of :class:`Admin` on a thread."""
 
     @functools.wraps(method)
     async def call(self: AsyncAdmin, /, *args: P.args, **given: P.kwargs) -> T:

@@ -331,8 +331,10 @@ class Server:
 
     def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, list[Frame]]]) -> None:
         """Write to and read from one connection, by the events in ``mask``. Received frames are appended to ``came``.
+
         Requests of several connections start together, after all were read: reading releases the interpreter lock, and
-        the writer would start its round with the first request alone."""
+        the writer would start its round with the first request alone.
+        """
         if mask & selectors.EVENT_WRITE:
             self._serve(connection)
         asked = self._clients.get(connection)

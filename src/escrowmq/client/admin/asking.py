@@ -37,8 +37,9 @@ class Asking:
         return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
 
     def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
-        """Return the answers of all reachable brokers, without those that reject with a code of ``unknown`` (raises
-        that if all of them do), and the missing brokers."""
+        """Send a call to all brokers. Returns the answers of the reachable ones, each with its broker's address, and
+        the missing brokers. A broker that rejects the call with a code of ``unknown`` is left out; if all do, that is
+        raised."""
         return self._act_each(lambda number: self._ask(number, call), *unknown)
 
     def _act_each(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
@@ -48,13 +49,15 @@ class Asking:
         return [({"broker": links[number].address}, one) for number, one in found.items() if one is not None], missing
 
     def _rows(self, call: Call[Any], rows: str | None, *unknown: Code) -> Listing[Any]:
-        """Return the entries ``rows`` of each answer, or (None) the answers, each with its ``broker``."""
+        """Send a call to all brokers. Returns the entries under the name ``rows`` in each answer, or (None) the
+        answers, each with its ``broker``. ``unknown``: see :meth:`_each`."""
         found, missing = self._each(call, *unknown)
         entries = ((at, row) for at, answer in found for row in ([answer] if rows is None else answer[rows]))
         return Listing(({**row, **at} for at, row in entries), missing)
 
     def _pages(self, call: Call[Any], what: str, limit: int | None) -> Listing[Any]:
-        """Return the entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
+        """Request a listing from all brokers, page after page. Returns the entries under the name ``what``, each with
+        its ``broker``: at most ``limit`` per broker (None: all)."""
 
         def ask(number: int) -> list[Any]:
             found: list[Any] = []
@@ -73,8 +76,8 @@ class Asking:
         return Listing((item for found in answers.values for item in found), answers.missing)
 
     def _find(self, transaction_id: AnyTransactionId, group: str | None = None) -> tuple[TransactionId, int]:
-        """Return a transaction's id, and the number of its broker. A text that is no transaction id is the id of one of
-        its messages, in this producer group or in any."""
+        """Return a transaction's id, and the number of the broker that holds it. A text that is no transaction id is
+        the id of one of its messages, in this producer group or in any."""
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
             transaction_id = transaction_of_message(self._router, transaction_id, group, self._timeout)
         identity = TransactionId.from_bytes(id_bytes(transaction_id))
@@ -82,24 +85,24 @@ class Asking:
 
 
 def given(shape: type[Request], **values: Any) -> Request:
-    """Return the fields of a request that are not None."""
+    """Return a request of these fields, without those that are None. ``shape`` is only its type."""
     return cast(Request, {name: value for name, value in values.items() if value is not None})
 
 
 def microseconds(time: datetime | None) -> int | None:
-    """Return whole microseconds since 1970."""
+    """Convert a time to whole microseconds since 1970; None stays None."""
     return None if time is None else datetime_us(time)
 
 
 def with_body(message: Any) -> Any:
-    """Return a message with its body as bytes."""
+    """Replace the base64 text of a message's body by ``body`` (bytes, or None), in place. Returns the message."""
     body = message.pop("body_base64")
     message["body"] = None if body is None else base64.b64decode(body)
     return message
 
 
 def single(answer: Results) -> Code:
-    """Return the only result of a call about one id; raises it unless it is a success."""
+    """Return the code in an answer about one id; raise it as an error unless it is a success."""
     code = Code[answer["codes"][0]]
     if code not in DONE:
         raise error(code)

@@ -29,7 +29,7 @@ class BrokersAdmin(Asking):
         return Listing(listed, [{"broker": row["broker"], "reason": row["reason"]} for row in lost])
 
     def stats(self) -> Listing[dict[str, float | str]]:
-        """Return the numbers of each broker, one per metric, and ``broker``."""
+        """Return the metrics of each broker, a number by name, and its ``broker``."""
         return self._rows(brokers.STATS({}), None)
 
     def hello(self) -> Listing[Hello]:
@@ -60,19 +60,20 @@ class BrokersAdmin(Asking):
         return self._pages(acts.LIST({"after": after}), "acts", limit)
 
     def verify_acts(self) -> Listing[VerifiedActs]:
-        """Return whether a record was changed, removed or moved: of each broker the number of records, the last one's
-        hash, and the places."""
+        """Verify each broker's record of operator actions by its hash chain. Returns the number of records, the last
+        one's hash, and the places where a record was changed, removed or moved."""
         return self._rows(acts.VERIFY({}), None)
 
     def standing(self) -> Listing[AllStands]:
-        """Return, of each broker, all topics, consumer groups (lag in messages and seconds) and producer groups."""
+        """Return the state of all topics, consumer groups (lag in messages and seconds) and producer groups of each
+        broker."""
         return self._rows(standing.ALL({}), None)
 
     def message_standing(
         self, topic: str, queue: int, offset: int, *, broker: str | None = None, history: bool = True
     ) -> Listing[MessageStands]:
-        """Return the state of the message at a place for each consumer group, and, with ``history``, its events; one
-        entry for each broker that has such a place, or for the one with the address ``broker``.
+        """Return the state of the message at an offset of a queue for each consumer group, and, with ``history``, its
+        events; one entry for each broker that has this offset, or for the one with the address ``broker``.
 
         The history is read from the log: at most 10,000 frames, and ``until_us`` says if there were more. Raises
         UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED if no broker has it.

@@ -28,7 +28,7 @@ Remedy = Literal["retry", "discard"]
 
 
 def last_attempts(stands: OfMessage, group: str) -> list[Happened]:
-    """Return the last failed attempts of a group, oldest first, from the history of a message."""
+    """Return the last five failed attempts at a message in a group, oldest first, from the message's history."""
     failed = [one for one in stands.get("events", []) if one["group"] == group and one["event"] in ("failed", "dead")]
     return failed[-ATTEMPTS_SHOWN:]
 
@@ -158,7 +158,8 @@ class DeadLettersAdmin(Asking):
         return Count(sum(answers.values), answers.missing)
 
     def _by_broker(self, chosen: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
-        """Return the indices of each broker's items."""
+        """Return the indices of the dead letters that each broker holds, by the broker's number. Raises
+        Misuse(BAD_ARGUMENT) if one names an unknown broker, or none of several."""
         addresses = [link.address for link in self._router.links]
         if len(addresses) > 1 and any("broker" not in item for item in chosen):
             hint = "give it as dead_letters() lists it, or connect to that broker alone: each has another message at "
@@ -182,7 +183,8 @@ class DeadLettersAdmin(Asking):
         return [Code[name] for name in self._ask(number, dead_letters.SETTLE(request))["codes"]]
 
     def _settle_all(self, number: int, group: str, act: Remedy, why: str | None) -> int:
-        """Settle page by page, by queue and offset: each place once, even if a retried message dies again at once."""
+        """Retry or discard all dead letters of a group at broker ``number``, page by page: each once, even if a retried
+        message dies again at once. Returns how many."""
         done, after = 0, None
         while True:
             request = signed(dead_letters.Settle(group=group, act=act, all=True, limit=MOST_AT_ONCE), why)

@@ -27,7 +27,7 @@ class GroupsAdmin(Asking):
     """Consumer groups and their members. See :class:`escrowmq.client.admin.Admin`."""
 
     def groups(self) -> Listing[Group]:
-        """Return all consumer groups, with their places in each queue."""
+        """Return all consumer groups, with their subscriptions and their progress in each queue."""
         return self._rows(groups.LIST({}), "groups")
 
     def alter_group(
@@ -176,8 +176,8 @@ class GroupsAdmin(Asking):
         return Listing(({**gone, "broker": broker} for broker, gone in found), [*missing.values()])
 
     def _make_everywhere(self, group: str, why: str | None) -> None:
-        """Make a group that some brokers have at the others, too, because a change must apply at all of them when its
-        consumers come."""
+        """Create a consumer group that only some brokers have at the others, too, because a change must apply at all of
+        them when its consumers come."""
         if len(self._router.links) == 1:
             return
         known = self._router.every(lambda number: self._group_at(number, group), self._timeout).found
@@ -194,7 +194,8 @@ class GroupsAdmin(Asking):
         return next((one for one in listed if one["name"] == group), None)
 
     def _make_like(self, number: int, have: OneGroup, why: str | None) -> None:
-        """Make a group at broker ``number`` as another one has it."""
+        """Create a consumer group at broker ``number`` with the subscription, redelivery, pauses and limits that it has
+        at another one (``have``)."""
         name = have["name"]
         wanted = groups.Subscribe(group=name, topics=have["topics"], ordered=have["ordered"], start=have["start"])
         if have["tags"]:
@@ -221,7 +222,7 @@ class GroupsAdmin(Asking):
         return self._rows(groups.MEMBERS({"group": group}), "members", Code.UNKNOWN_GROUP)
 
     def fence(self, group: str, instance: str, *, why: str | None = None) -> Count:
-        """Return the messages of a silent named member to its group, and fence its process. Returns how many.
+        """Return the messages of a silent named member to its group, and fence its process. Returns how many messages.
 
         Do it when the process is surely dead, or can do no harm: its effects are not undone, and its messages are
         delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.

@@ -17,9 +17,9 @@ class RightsAdmin(Asking):
         return self._rows(rights.WHOAMI({}), None)
 
     def denials(self) -> Listing[Denials]:
-        """Return the denied calls of each broker, by principal and missing right; of the last 1,000."""
+        """Return how often each broker denied a call, by principal and missing right, among its last 1,000 denials."""
         return self._rows(rights.DENIALS({}), None)
 
     def reload_rights(self, *, why: str | None = None) -> Listing[ReloadedRights]:
-        """Have each broker read its rights file now. An invalid file changes nothing and raises BAD_SETTING."""
+        """Make each broker read its rights file now. An invalid file changes nothing and raises BAD_SETTING."""
         return self._rows(rights.RELOAD(signed(rights.Reload(), why)), None)

@@ -28,7 +28,8 @@ class TopicsAdmin(Asking):
         return self._rows(topics.LIST({}), "topics")
 
     def create_topic(self, name: str, queues: int | None = None, *, may_exist: bool = False) -> Listing[Created]:
-        """Make a topic at every broker, or give it more queues. Raises ALREADY_EXISTS unless ``may_exist``."""
+        """Create a topic at every broker, or give an existing one more queues. Raises ALREADY_EXISTS for a topic that
+        has these queues already, unless ``may_exist``; BAD_QUEUE for fewer than it has."""
         check_name(name, Code.BAD_TOPIC_NAME)
         request = given(topics.Create, name=name, may_exist=may_exist, queues=queues)
         found, missing = self._each(topics.CREATE(request))

@@ -61,12 +61,12 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def group(self) -> str:
-        """The consumer group."""
+        """The name of the consumer group."""
         return self._consumption.group
 
     @property
     def refused(self) -> int:
-        """Acknowledgements that came too late; those messages are redelivered."""
+        """The number of acknowledgements that came too late; those messages are redelivered."""
         return self._consumption.refused
 
     @property
@@ -76,7 +76,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def stopped(self) -> bool:
-        """Return whether it was stopped or closed: nothing more is handed out."""
+        """Whether the consumer was stopped or closed: nothing more is handed out."""
         return self._consumption.stopped
 
     def _stop(self) -> None:
@@ -93,7 +93,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 self._iterating.release()
 
     def _give_back_rest(self) -> None:
-        """Give back the rows that were taken and not handed out. With the lock held."""
+        """Give the messages that were taken from the buffer and not handed out back to the broker. With the lock
+        held."""
         if self._consumption.qos == 0:  # they are acknowledged already, and are still handed out
             return
         rows, self._rows = self._rows, None
@@ -101,8 +102,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             self._consumption.give_back(rows.number, rows.batch.slice(self._row))
 
     async def _close(self, grace: float = GRACE_SECONDS, *, again: bool = True) -> bool:
-        """Close; False if the caller's own loop has to end first, which then closes. ``again``: a second call does not
-        wait."""
+        """Close the consumer after the loops over it have ended, at most ``grace`` seconds. Returns False if the
+        caller's own loop has to end first, which then closes. ``again``: if this is a second call, do not wait for
+        loops."""
         consumption = self._consumption
         if consumption.closing and again:
             consumption.hurried = True
@@ -118,7 +120,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return True
 
     async def _end_loop(self, runner: object) -> None:
-        """End a loop over this consumer, and close if that waits for it."""
+        """Note the end of a loop over this consumer, and finish closing if that waited for it. ``runner``: the loop's
+        thread or task."""
         consumption = self._consumption
         consumption.iterations.end(runner)
         if consumption.closing:
@@ -130,7 +133,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 await then()
 
     def _return_late(self) -> None:
-        """Give back taken rows that were not handed out, if they were kept for as long as messages may be buffered."""
+        """Give taken messages that were not handed out back to the broker, if they were kept for as long as messages
+        may be buffered."""
         rows = self._rows
         if rows is not None and self._consumption.fetcher.is_late(rows.number) and self._iterating.acquire(False):
             try:
@@ -140,7 +144,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 self._iterating.release()
 
     async def _next_message(self, idle_timeout: float | None = None, receive: int = DEFAULT_BATCH) -> MessageT | None:
-        """Return the next message, None when iteration is over. ``receive``: messages per receive."""
+        """Wait for the next message and return it; None when iteration is over: stopped, or idle for ``idle_timeout``
+        seconds. ``receive``: messages per receive."""
         consumption = self._consumption
         while True:
             with self._iterating:
@@ -162,7 +167,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 return None
 
     async def _next_batch(self, idle_timeout: float | None, receive: int) -> bool:
-        """Get a batch to take messages from; False when iteration is over."""
+        """Wait for a batch that threads or tasks take messages from, one by one. Returns False when iteration is
+        over."""
         rows = await self._next_rows(receive, idle_timeout, one_by_one=True)
         if rows is None or not rows.count:
             return rows is not None
@@ -183,8 +189,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
     async def _next_rows(
         self, max_messages: int, idle_timeout: float | None, *, one_by_one: bool = False
     ) -> LeasedRows | None:
-        """Return rows to hand out, None when iteration is over. With ``one_by_one`` none of them if another thread or
-        task has taken some, which are shared."""
+        """Wait for messages to hand out, and return up to ``max_messages``; None when iteration is over: stopped, or
+        idle for ``idle_timeout`` seconds. With ``one_by_one`` an empty result if another thread or task has taken some,
+        which are shared."""
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
 
@@ -225,7 +232,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return await self._screen(LeasedRows(number, batch, self._consumption))
 
     async def _screen(self, rows: LeasedRows) -> LeasedRows | None:
-        """Return the rows that may be handed out: with qos 0 acknowledged, with qos 2 without those that were seen."""
+        """Return those of the received messages that may be handed out, None if there are none: with qos 0 acknowledged
+        first, with qos 2 without those that were seen."""
         consumption, rows = self._consumption, rows.drop_withdrawn()
         if not rows.count:
             return None
@@ -245,7 +253,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return rows if rows.count else None
 
     def _seen(self, rows: LeasedRows) -> Any:
-        """Return, with qos=2, which rows the consumer's own database has a mark of."""
+        """Return a mask of the messages whose effect the consumer's own database has already (qos=2): calls ``seen=``
+        for each."""
         seen = self._consumption.seen
         assert seen is not None
         return np.array([seen(self._message(rows, row)) for row in range(rows.count)], np.bool_)
@@ -284,7 +293,8 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
             await self._end_loop(runner)
 
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
-        """Receive once: the messages that are there, or come within ``wait`` seconds. Iteration is faster."""
+        """Return up to ``max_messages``: those that have arrived, or else come within ``wait`` seconds; empty if none
+        do. Iteration is faster."""
         consumption = self._consumption
         taken = await self._take(max_messages)
         if taken is None and wait > 0 and consumption.fetcher.is_receiving:  # what comes goes to the receives of a loop

@@ -97,7 +97,7 @@ class Consumption:
         self.stopped = self.closing = self._closed = True
 
     def subscribe(self) -> None:
-        """Make or join the group at every reachable broker, and at the others as soon as they are reachable.
+        """Create or join the group at every reachable broker, and at the others as soon as they are reachable.
 
         Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) or Overloaded(BROKER_AWAY) if none is reachable, and so on.
         """
@@ -121,7 +121,8 @@ class Consumption:
             self._membership.join(number, resume=False)
 
     def _join_late(self, number: int) -> None:
-        """Join at a broker that is reachable now. Only a refusal is reported, by the next call."""
+        """Join the group at a broker that has become reachable, and receive from it. A refusal is raised by the next
+        call that takes messages."""
         if self.stopped:
             return
         self._deadline = time.monotonic() + self.timeout
@@ -143,7 +144,8 @@ class Consumption:
             attended.suspect()
 
     def _set_lease(self, theirs: float | None) -> None:
-        """Set how long leases last: as this consumer requests, else the shortest of the brokers' settings."""
+        """Set how long leases last: as this consumer requests, else the shortest of the brokers' settings. ``theirs``:
+        one broker's setting (s)."""
         given = self._options["lease_ms"]
         known = [seconds for seconds in (self._lease, theirs if given is None else given / 1000) if seconds is not None]
         self._lease = min(known, default=None)
@@ -161,7 +163,8 @@ class Consumption:
         return sum(codec.refused for codec in self._codecs) + self._withdrawn
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
-        """Settle one message, coalesced with others; ``waiter`` gets its answer."""
+        """Settle one message (acknowledge, give back, reject, release or extend), in a request with those of others.
+        ``waiter`` gets the result; None: only the consumer's counter of refusals."""
         if hooks.installed and act != Act.EXTEND:
             one = hooks.Call("settle", rows.list("topic")[row], columns=rows.batch.slice(row, 1), outcome=act)
             with hooks.around(one):
@@ -182,7 +185,8 @@ class Consumption:
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
-        """Keep the lease of one message. Raises LEASE_LOST if it was withdrawn or has expired."""
+        """Extend the lease of one message to ``delay_us`` from now, and wait for the answer. Raises LEASE_LOST if it
+        was withdrawn or has expired."""
         if self.order is not None and rows.withdrawn(row):
             raise error(Code.LEASE_LOST)
         waiter = self.lanes[rows.number].waiter()
@@ -192,8 +196,8 @@ class Consumption:
             self.order.extend(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
 
     def extend_soon(self, rows: Rows, row: int, seconds: float, on_lost: Callable[[], None]) -> None:
-        """Keep the lease of one message for ``seconds``; never waits. ``on_lost`` is called, on any thread, if the
-        broker rejects it because the lease has expired."""
+        """Extend the lease of one message to ``seconds`` from now; never waits. ``on_lost`` is called, on any thread,
+        if the broker rejects it because the lease has expired."""
         lease = rows.handle(row)[0]
 
         def on_answer(answer: Any) -> None:
@@ -207,7 +211,8 @@ class Consumption:
             self.act(rows, row, Act.EXTEND, delay_us(seconds), None, on_answer)
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
-        """Settle a whole batch, without its withdrawn messages; with ``wait``, raises the first refusal."""
+        """Settle all messages of a batch, or extend their leases, without the withdrawn ones. With ``wait``, waits for
+        the answer and raises the first refusal."""
         if hooks.installed and act != Act.EXTEND:
             with hooks.around(hooks.Call("settle", None, rows.count, columns=rows.batch, outcome=act)):
                 await self._act_on_all(rows, act, delay_us, cause, wait)
@@ -234,7 +239,8 @@ class Consumption:
             raise error(Code(int(codes[np.flatnonzero(codes)[0]])))
 
     def _without_withdrawn(self, rows: Rows, *, count: bool) -> pa.RecordBatch:
-        """Return the messages of a batch that may be settled; the others count as refused if ``count``."""
+        """Return the messages of a batch without the withdrawn ones. ``count``: these are settlements, so count the
+        withdrawn ones as refused."""
         withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
         if withdrawn is None:
             return rows.batch
@@ -246,7 +252,8 @@ class Consumption:
 
     @staticmethod
     def _note(order: Order, number: int, batch: pa.RecordBatch, codes: Any, act: Act, delay_us: int) -> None:
-        """Apply the answers to a batch to the messages of its leases that were not handed out yet."""
+        """Apply the broker's result codes of a settled batch to later messages of the same leases: extend those leases,
+        or withdraw the messages of lost ones."""
         leases, starts, counts = (batch.column(name).to_numpy() for name in ("lease", "start", "count"))
         if act == Act.EXTEND:
             order.extend(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
@@ -255,8 +262,9 @@ class Consumption:
             order.lose(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
 
     async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
-        """Receive once from every broker. Raises a refusal, or the error of a broker if none answered. Once a broker
-        has answered, those that are away are not waited for."""
+        """Send one receive to every broker, and wait for the answers. Returns batches by broker number. Raises a
+        refusal, or the error of a broker if none answered. Once a broker has answered, those that are away are not
+        waited for."""
         found: list[tuple[int, pa.RecordBatch]] = []
         problem: EscrowError | None = None
         deadline = time.monotonic() + wait + self.timeout
@@ -296,7 +304,7 @@ class Consumption:
         return future.done()
 
     def _cancel(self, number: int, future: Future[pa.RecordBatch]) -> None:
-        """Cancel a receive; give back the messages if they come nevertheless."""
+        """Cancel a receive of broker ``number``; give its messages back if they come nevertheless."""
 
         def on_answer(done: Future[pa.RecordBatch]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -306,7 +314,8 @@ class Consumption:
         future.cancel()
 
     def _start_receives(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
-        """Start a receive at every broker where the group exists, the reachable ones first. Blocks."""
+        """Send a receive to every broker where the group exists, the reachable ones first. Returns broker numbers and
+        futures. Blocks."""
         options: Any = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         pending, membership, presence = [], self._membership, self.router.presence
         for number in sorted(range(len(self.router)), key=lambda number: (presence.quiet(number), number)):
@@ -328,7 +337,8 @@ class Consumption:
         return pending
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return messages that were not handed out: redelivered at once, their attempt not counted."""
+        """Release messages of broker ``number`` that were not handed out: redelivered at once, their attempt not
+        counted. Never waits."""
         if batch.num_rows:
             with suppress(EscrowError):  # then their lease expires
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)
@@ -349,7 +359,8 @@ class Consumption:
         self.arrival.set()
 
     def drain(self) -> None:
-        """Give back late messages, and send the pending acknowledgements (at most ``timeout`` seconds)."""
+        """Wait until receives in flight are cancelled, give their messages back, and send the pending settlements (at
+        most ``timeout`` seconds)."""
         for number, batch in self.fetcher.close(WITHDRAW_SECONDS):
             self.give_back(number, batch)
         deadline = time.monotonic() + self.timeout
@@ -374,7 +385,7 @@ class Iterations:
         self._running: Counter[object] = Counter()
 
     def begin(self) -> object:
-        """Count a loop of the caller. Returns the argument of :meth:`end`."""
+        """Count a loop of the calling thread or task over the consumer. Returns the argument of :meth:`end`."""
         runner = _runner()
         with self._lock:
             self._running[runner] += 1
@@ -387,18 +398,19 @@ class Iterations:
 
     @property
     def mine(self) -> bool:
-        """Return whether the caller runs one: in its body, or in a signal handler that interrupted it."""
+        """Whether the caller's thread or task runs a loop: the caller is in its body, or in a signal handler that
+        interrupted it."""
         return _runner() in self._running
 
     @property
     def others(self) -> bool:
-        """Return whether another thread or task runs one."""
+        """Whether another thread or task runs a loop."""
         with self._lock:
             return len(self._running) > self.mine
 
 
 def _runner() -> object:
-    """Return the running task, or the thread if there is none."""
+    """Return what identifies the caller: the running task, or the thread's id if there is none."""
     with suppress(RuntimeError):
         if (task := asyncio.current_task()) is not None:
             return task

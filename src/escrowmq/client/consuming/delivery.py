@@ -30,7 +30,7 @@ class Rows:
         self._handles: list[tuple[int, int, int]] | None = None
 
     def list(self, name: str) -> list[Any]:
-        """One column."""
+        """Return a column as a Python list, converted at its first use."""
         values = self._lists.get(name)
         if values is None:
             column = self.batch.column(name)
@@ -39,11 +39,13 @@ class Rows:
         return values
 
     def withdrawn(self, row: int) -> bool:
-        """Return whether a row must not be handed out any more (see ``order.py``)."""
+        """Return whether the message in a row must not be handed out any more (see ``order.py``). Never, in this base
+        class."""
         return False
 
     def handle(self, row: int) -> tuple[int, int, int]:
-        """Return the lease and the offset of a row, and the offset of the row before it in its lease, or -2."""
+        """Return the lease and the offset of a row, and the offset of the row before it in the same lease; -2 if there
+        is none."""
         if self._handles is None:
             leases, offsets = (self.batch.column(name).to_numpy() for name in ("lease", "offset"))
             before = np.full(self.count, -2, np.int64)
@@ -62,7 +64,7 @@ class Field(Protocol[T_co]):
 
 
 def field(column: str, doc: str, convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return the property of a message that is in a column; ``convert`` changes its value."""
+    """Return a read-only property of a message: its value in ``column``, changed by ``convert`` if given."""
     if convert is None:
         return property(lambda message: message._rows.list(column)[message._row], doc=doc)
     return property(lambda message: convert(message._rows.list(column)[message._row]), doc=doc)
@@ -115,7 +117,7 @@ class Content:
 
     @property
     def redelivered(self) -> bool:
-        """Return whether this group may have seen it before."""
+        """Whether this group may have received the message before: its attempt is above 1."""
         return self.attempt > 1
 
     def __repr__(self) -> str:
@@ -136,7 +138,7 @@ class Batch(Generic[ContentT]):
 
     @property
     def arrow(self) -> pa.RecordBatch:
-        """The columns."""
+        """The messages as a record batch."""
         return self._rows.batch
 
     def __len__(self) -> int:

@@ -94,8 +94,8 @@ class Fetcher:
         self._fenced: EscrowError | None = None  # another process is the member now
 
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
-        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller hands them out
-        that way."""
+        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller hands messages
+        out one by one."""
         self._options["max_messages"], self._options["one_by_one"] = max_messages, one_by_one
         if not self._started:
             self._started = self.is_receiving = True
@@ -103,18 +103,19 @@ class Fetcher:
                 self._spawn(link, partial(self._request, number))
 
     def admit(self, number: int) -> None:
-        """Receive from a broker that is no longer ``held``."""
+        """Begin to receive from a broker at which the group exists now, if receiving has begun."""
         if self._started:
             self._request(number)
 
     def refuse(self, problem: EscrowError) -> None:
-        """Make :meth:`take` raise the refusal of a broker that came back."""
+        """Make a later :meth:`take` raise ``problem``, the refusal of a broker that came back."""
         with self._lock:
             self._ready.append(problem)
         self._arrived()
 
     def take(self) -> tuple[int, pa.RecordBatch] | None:
-        """Return the next batch and its broker's number, None if there is none yet; raises the error of a receive."""
+        """Remove and return the next buffered batch with its broker's number, and send further receives. Returns None
+        if there is none yet; raises the error of a receive. Never waits."""
         with self._lock:
             if self._fenced is not None:
                 raise error(self._fenced.code, self._fenced.message, self._fenced.hint)
@@ -135,11 +136,12 @@ class Fetcher:
         return bool(self._ready) or self._fenced is not None or bool(self._idle)
 
     def is_late(self, number: int) -> bool:
-        """Return whether the batch that was taken last from a broker was kept for as long as one may be buffered."""
+        """Return whether the batch that was taken last from broker ``number`` is older than messages may be
+        buffered."""
         return time.monotonic() >= self._taken[number]
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return the unread rest of a batch, to be taken next."""
+        """Return the rest of a taken batch to the buffer, to be taken next."""
         with self._lock:
             self._ready.appendleft(_Ready(number, batch, self._taken[number]))
             self._buffered[number] += 1
@@ -153,7 +155,7 @@ class Fetcher:
             self._timer.after(max(min(times) - time.monotonic(), 0.0), self._return_late)
 
     def _return_late(self) -> None:
-        """Give back the messages that were buffered for too long."""
+        """Give the messages that were buffered for too long back to their brokers."""
         now = time.monotonic()
         with self._lock:
             self._expiring = False
@@ -200,14 +202,14 @@ class Fetcher:
             return left + self._take_all()
 
     def _take_all(self) -> list[tuple[int, pa.RecordBatch]]:
-        """Remove and return all buffered messages. With the lock held."""
+        """Remove and return all buffered messages: broker numbers and batches. With the lock held."""
         left = [(entry.number, entry.batch) for entry in self._ready if isinstance(entry, _Ready)]
         self._ready.clear()
         return left
 
     def _request(self, number: int) -> None:
-        """Send receives, up to ``ahead``. One thread per broker at a time; an answer that comes at once does not
-        recurse."""
+        """Send receives to broker ``number`` until ``ahead`` are in flight or buffered. One thread per broker at a
+        time; an answer that comes at once does not recurse."""
         with self._lock:
             if self._requesting[number]:
                 return
@@ -258,7 +260,8 @@ class Fetcher:
         self._request(number)
 
     def _hand_out(self, number: int) -> None:
-        """Make the answers ready that no earlier receive holds up."""
+        """Buffer the answers of broker ``number`` that arrived, in the order of their receives: one that waits for an
+        earlier receive's answer stays."""
         order = self._order[number]
         while order and order[0].done():
             first = order.popleft()
@@ -276,8 +279,8 @@ class Fetcher:
                 self._expire_later()
 
     def _pause(self, number: int, problem: EscrowError) -> None:
-        """Pause after a failed receive; the caller gets a refusal, and may continue. A fenced consumer stops for good:
-        its messages belong to another process now, so none of them is handed out."""
+        """Pause the receives of broker ``number`` after one failed; :meth:`take` raises a refusal once. A fenced
+        consumer stops for good: its messages belong to another process now, so none of them is handed out."""
         if problem.code is Code.FENCED:
             self._fenced = problem
             return
@@ -306,7 +309,7 @@ class Fetcher:
             threading.Thread(target=self._request, args=(number,), name="escrowmq-ask", daemon=True).start()
 
     def _resume(self, number: int) -> None:
-        """Report to the broker which leases arrived, before the next receive."""
+        """Join broker ``number`` again as a named member, with the leases that arrived, before the next receive."""
         assert self._membership is not None
         problem: EscrowError | None = None
         try:
@@ -322,7 +325,7 @@ class Fetcher:
 
 
 def missing_brokers(router: Router, reasons: Mapping[int, str]) -> list[Missing]:
-    """Return the brokers that are away, and those of ``reasons`` by their numbers."""
+    """Return the brokers that are away, and those that ``reasons`` names by number, each with the reason."""
     away = {one["broker"]: one for one in router.presence.missing()}
     for number, reason in reasons.items():
         address = router.links[number].address

@@ -48,9 +48,11 @@ class Membership:
         self._brokers = [_Received() for _ in links]
 
     def join(self, number: int, *, resume: bool) -> None:
-        """Become the member at one broker and fence the process that was it before. Raises Unknown(TIMED_OUT).
+        """Become the named member at broker ``number``, and fence the process that was it before. Raises
+        Unknown(TIMED_OUT).
 
-        ``resume``: after a lost answer, report the leases that arrived; raises Fenced if another process is the member.
+        ``resume``: after a lost answer, report the leases that arrived, so that the broker sends the others again;
+        raises Fenced if another process is the member.
         """
         broker = self._brokers[number]
         with self._lock:
@@ -67,7 +69,8 @@ class Membership:
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
-        """Return whether the next receive requires a :meth:`join` with ``resume``."""
+        """Return whether an answer of broker ``number`` was lost, so that the next receive requires a :meth:`join` with
+        ``resume``."""
         return self._brokers[number].lost
 
     def on_messages(self, number: int, batch: pa.RecordBatch) -> None:
@@ -84,7 +87,8 @@ class Membership:
             self.on_messages(number, done.result())
 
     def settle(self, number: int, lease: int, count: int = 1) -> None:
-        """Note that ``count`` messages of a lease were settled."""
+        """Count ``count`` messages of a lease as settled. The latest settled leases are still remembered for
+        :meth:`join`."""
         broker = self._brokers[number]
         with self._lock:
             left = broker.open.get(lease, 0) - count
@@ -101,7 +105,8 @@ class Membership:
 
 
 def _runs(batch: pa.RecordBatch) -> list[tuple[int, int, int]]:
-    """Lease, number of messages and the offset behind the last of them, for each lease in a DELIVERY batch."""
+    """Return for each lease in a DELIVERY batch: its id, the number of its messages, and the offset behind the last of
+    them."""
     if not batch.num_rows:
         return []
     leases, offsets = batch.column("lease").to_numpy(), batch.column("offset").to_numpy()

@@ -62,7 +62,8 @@ class ConsumerOptions:
 
 
 def subscription(group: str, topics: str | Sequence[str], options: ConsumerOptions) -> groups.Subscribe:
-    """Return the request ``groups.subscribe``. Raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
+    """Build the request ``groups.subscribe`` from a consumer's options. Raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME,
+    BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
@@ -88,7 +89,8 @@ def subscription(group: str, topics: str | Sequence[str], options: ConsumerOptio
 
 
 def tag_list(tags: str | Sequence[str] | None) -> list[str]:
-    """Convert ``"a || b"`` and ``["a", "b"]`` to a list; ``"*"`` and None mean all."""
+    """Convert ``"a || b"`` or ``["a", "b"]`` to a list; empty for ``"*"`` and None, which mean all. Raises
+    Misuse(BAD_ARGUMENT)."""
     if tags is None or tags == "*":
         return []
     parts = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
@@ -98,7 +100,8 @@ def tag_list(tags: str | Sequence[str] | None) -> list[str]:
 
 
 def redelivery_request(redelivery: str | Sequence[float] | None) -> dict[str, Any]:
-    """Return the fields of a redelivery in a request. Raises Misuse(BAD_ARGUMENT)."""
+    """Convert ``redelivery`` (see :func:`retry_delays`) to the fields of a request: the delays or, without an end,
+    ``max_attempts``. Raises Misuse(BAD_ARGUMENT)."""
     if redelivery is None:
         return {}
     delays = retry_delays(redelivery)
@@ -129,7 +132,8 @@ def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
 def subscribe(
     link: Link, request: groups.Subscribe, deadline: float, attendance: Attendance | None = None
 ) -> groups.Subscribed:
-    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT), BROKER_AWAY and so on.
+    """Create a consumer group at one broker, or join it. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT), BROKER_AWAY
+    and so on.
 
     The start is compared here, because a broker cannot: clients of 0.1.0 always send one, ``earliest`` by default.
     """
@@ -144,12 +148,13 @@ def subscribe(
 
 
 def start_words(start: str) -> str:
-    """Return a start as text, a time as ISO 8601."""
+    """Return the start of a group in a request as text for people: a time (microseconds) as ISO 8601."""
     return datetime.fromtimestamp(int(start) / 1e6, UTC).isoformat() if start.isdigit() else start
 
 
 def start_text(start: str | datetime) -> str:
-    """Return a start as in a request. Raises Misuse(BAD_ARGUMENT)."""
+    """Convert the start of a group to its form in a request: "earliest", "latest", or microseconds in digits for a
+    datetime. Raises Misuse(BAD_ARGUMENT)."""
     if isinstance(start, datetime):
         return str(datetime_us(start))
     if start not in ("earliest", "latest"):
@@ -158,7 +163,7 @@ def start_text(start: str | datetime) -> str:
 
 
 def delay_us(delay: float | None) -> int:
-    """Return a NACK's delay in microseconds; None: the group's back-off (-1)."""
+    """Convert a NACK's delay to microseconds; None: -1, the group's back-off. Raises Misuse(BAD_ARGUMENT)."""
     if delay is None:
         return -1
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e9:
@@ -167,7 +172,8 @@ def delay_us(delay: float | None) -> int:
 
 
 def cause_text(cause: str | None) -> str | None:
-    """Return a NACK's cause as in a request: valid Unicode, cut to ``MAX_CAUSE`` characters."""
+    """Return a NACK's cause as it is sent: valid Unicode, cut to ``MAX_CAUSE`` characters; None stays None. Raises
+    Misuse(BAD_ARGUMENT) if it is no text."""
     if cause is None:
         return None
     if not isinstance(cause, str):

@@ -59,7 +59,7 @@ class Order:
         """Incremented when results of :meth:`valid_until` may have changed."""
 
     def add(self, number: int, batch: pa.RecordBatch) -> None:
-        """Note the arrival of messages from broker ``number``."""
+        """Note that messages arrived from broker ``number``: the time until their new leases end starts."""
         if self.lease is not None:
             end = time.monotonic() + self.lease
             with self._lock:
@@ -68,7 +68,7 @@ class Order:
                         self._ends.note((number, lease), end)
 
     def extend(self, number: int, leases: list[int], seconds: float) -> None:
-        """Note that the broker extended these leases to ``seconds`` from now."""
+        """Note that broker ``number`` extended these leases to ``seconds`` from now."""
         with self._lock:
             for lease in leases:
                 if self.lease is not None:
@@ -76,7 +76,8 @@ class Order:
             self.changes += 1
 
     def fail(self, number: int, lease: int, offset: int, key: str | None) -> None:
-        """Note that this message was returned."""
+        """Note that this consumer returned a message unhandled: later messages of its key in the same lease are
+        withdrawn."""
         with self._lock:
             keys = self._failed.get((number, lease))
             if keys is None:
@@ -89,13 +90,15 @@ class Order:
             self.fail(rows.number, lease, offset, key)
 
     def lose(self, number: int, lease: int, offset: int) -> None:
-        """Note that the lease of this message is lost, because the broker rejected an operation on it."""
+        """Note that broker ``number`` rejected an operation on a message because its lease is lost: later messages of
+        the lease are withdrawn."""
         with self._lock:
             self._lost.note((number, lease), min(offset, self._lost.get((number, lease), offset)))
             self.changes += 1
 
     def valid_until(self, rows: Rows) -> float:
-        """Return the time (monotonic seconds) before which, as known now, none of these messages is withdrawn."""
+        """Return the time (monotonic seconds) before which, as known now, none of these messages is withdrawn; 0 if
+        some may be."""
         leases = [(rows.number, lease) for lease in np.unique(rows.batch.column("lease").to_numpy()).tolist()]
         if any(lease in self._failed or lease in self._lost for lease in leases):
             return 0.0

@@ -28,12 +28,12 @@ class LeasedRows(Rows):
         self._until, self._changes = 0.0, -1  # what Order.valid_until returned, and when
 
     def without(self, mask: npt.NDArray[np.bool_]) -> LeasedRows:
-        """Return the rows that are not in a mask."""
+        """Return the rows that a mask does not select."""
         return LeasedRows(self.number, self.batch.filter(pa.array(~mask)), self.consumption)
 
     def drop_withdrawn(self) -> LeasedRows:
-        """Return the rows that may be handed out. The others are given back, because the broker may count them as
-        delivered to this consumer although their lease is lost."""
+        """Return the rows that may be handed out, without withdrawn messages. Those are given back, because the broker
+        may count them as delivered to this consumer although their lease is lost."""
         order = self.consumption.order
         if order is None or (withdrawn := order.find_withdrawn(self)) is None:
             return self
@@ -58,10 +58,9 @@ class ReceivedBase(Content):
 
     @property
     def withdrawn(self) -> bool:
-        """Return whether it is redelivered, in an ordered group, because an earlier message of its key failed or its
-        lease expired since it was received. Iteration skips such messages; with a list of messages, check before each
-        effect.
-        """
+        """Whether the message must not be handled, in an ordered group: it is redelivered, because an earlier message
+        of its key failed or its lease expired since it was received. Iteration skips such messages; with a list of
+        messages, check before each effect."""
         return self._rows.withdrawn(self._row)
 
     @property
@@ -72,19 +71,21 @@ class ReceivedBase(Content):
         return self._rows.list(DAMAGED_COLUMN)[self._row] if DAMAGED_COLUMN in names else None
 
     def _ack(self) -> None:
-        """Acknowledge it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
+        """Acknowledge the message. Sent in the background, together with others; :meth:`Consumer.flush` waits for
+        them."""
         self._rows.consumption.act(self._rows, self._row, Act.ACK, 0, None)
 
     def _nack(self, delay: float | None = None, cause: str | None = None) -> None:
-        """Redeliver it in ``delay`` seconds (None: the group's back-off). ``cause`` is kept with a dead letter."""
+        """Give the message back as failed: it is redelivered in ``delay`` seconds (None: the group's back-off), or
+        becomes a dead letter, with which ``cause`` is kept, after its last attempt."""
         self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause_text(cause))
 
     def _reject(self, cause: str | None = None) -> None:
-        """Make a dead letter of it now, without further attempts; ``cause`` is kept with it."""
+        """Make the message a dead letter now, without further attempts; ``cause`` is kept with it."""
         self._rows.consumption.act(self._rows, self._row, Act.REJECT, 0, cause_text(cause))
 
     def _release(self) -> None:
-        """Give it back unhandled. It is redelivered at once, and this attempt is not counted."""
+        """Give the message back unhandled. It is redelivered at once, and this attempt is not counted."""
         self._rows.consumption.act(self._rows, self._row, Act.RELEASE, 0, None)
 
 
@@ -99,7 +100,8 @@ class AsyncReceived(ReceivedBase):
     release = at_once(ReceivedBase._release)
 
     async def extend(self, seconds: float) -> None:
-        """Keep its lease for ``seconds`` from now. Returns when the broker has; raises LEASE_LOST if it has expired."""
+        """Extend the message's lease to ``seconds`` from now. Returns when the broker has; raises LEASE_LOST if it has
+        expired."""
         await self._rows.consumption.extend(self._rows, self._row, delay_us(seconds))
 
 
@@ -124,7 +126,8 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
 
     @begun
     async def ack(self, *, wait: bool = True) -> None:
-        """Acknowledge all of them; durable when this returns (with ``wait=False``: sent in the background).
+        """Acknowledge all messages of the batch; durable when this returns (with ``wait=False``: sent in the
+        background).
 
         Raises LEASE_LOST if some of them are redelivered, Unknown if the connection was lost meanwhile and the lease
         has ended, by this acknowledgement or by time.
@@ -133,17 +136,20 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
 
     @begun
     async def nack(self, delay: float | None = None, cause: str | None = None, *, wait: bool = True) -> None:
-        """Redeliver all of them in ``delay`` seconds (None: the group's back-off)."""
+        """Give all messages of the batch back as failed: redelivered in ``delay`` seconds (None: the group's back-off).
+        ``cause`` is kept with dead letters. ``wait`` and errors as for :meth:`ack`."""
         await self._rows.consumption.act_on_all(self._rows, Act.NACK, delay_us(delay), cause_text(cause), wait)
 
     @begun
     async def reject(self, cause: str | None = None, *, wait: bool = True) -> None:
-        """Make dead letters of all of them now, without further attempts."""
+        """Make all messages of the batch dead letters now, without further attempts. ``wait`` and errors as for
+        :meth:`ack`."""
         await self._rows.consumption.act_on_all(self._rows, Act.REJECT, 0, cause_text(cause), wait)
 
     @begun
     async def extend(self, seconds: float) -> None:
-        """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have expired."""
+        """Extend the leases of all messages of the batch to ``seconds`` from now. Raises LEASE_LOST if some have
+        expired."""
         await self._rows.consumption.act_on_all(self._rows, Act.EXTEND, delay_us(seconds), None, True)
 
 

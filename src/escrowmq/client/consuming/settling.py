@@ -21,7 +21,7 @@ Codes = list[Code | EscrowError]
 
 
 def settling_batch(leases: Ints, starts: Ints, counts: Ints, acts: Any, delays: Any, causes: Any) -> pa.RecordBatch:
-    """Return a SETTLING batch; the last three may be one value for all."""
+    """Return a SETTLING batch, a row for each run of offsets; acts, delays and causes may be one value for all."""
     n = len(leases)
     numbers = np.broadcast_to(np.asarray(acts, np.uint8), n), np.broadcast_to(np.asarray(delays, np.int64), n)
     texts = pa.array(causes if isinstance(causes, list) else [causes] * n, pa.utf8())
@@ -63,7 +63,8 @@ class SettlingCodec:
         self._lock = threading.Lock()
 
     def parcel(self, rows: LaneRows) -> tuple[LaneRows, FirstId, list[int]]:
-        """Return the runs as rows of SETTLING, and the run of each row."""
+        """Combine settlements of single messages into rows of SETTLING: acks that follow each other in a lease become
+        one. Returns these, and for each given row the index of its SETTLING row."""
         runs: list[Row] = []
         which: list[int] = []
         last: Row | None = None  # the row before, if that is an ack
@@ -85,7 +86,8 @@ class SettlingCodec:
         return self._read_results(rows, codes)
 
     def encode(self, rows: LaneRows) -> tuple[pa.RecordBatch, Ints]:
-        """Return the batch, and the run of each row."""
+        """Return settlements of single messages as a SETTLING batch, and for each the index of its row there. Acks that
+        follow each other in a lease become one row."""
         leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
         lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
         act = np.array(acts, np.uint8)
@@ -118,7 +120,7 @@ class SettlingCodec:
 
     @staticmethod
     def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
-        """Return the codes. LEASE_LOST in the answer to a resend becomes DISCONNECTED, because it may be the echo of
-        its own success."""
+        """Return the result codes in an answer. In the answer to a resend LEASE_LOST becomes DISCONNECTED, because the
+        first send may have been applied."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
         return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

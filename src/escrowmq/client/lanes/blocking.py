@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that runs a coroutine to its end. It raises RuntimeError if the coroutine suspends."""
+    """Make a blocking method of a coroutine function: it runs the coroutine to its end and returns the result. Raises
+    RuntimeError if the coroutine suspends."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
@@ -29,7 +30,8 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Make a method that never waits awaitable. It has acted when it returns: a forgotten ``await`` loses nothing."""
+    """Make a coroutine function of a method that never waits. The method runs when it is called: a forgotten ``await``
+    loses nothing."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -110,7 +112,7 @@ class Done(Coroutine[Any, Any, T]):
 
 
 def iterating(method: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """Return the generator of an async generator's items; each step as in :func:`blocking`."""
+    """Make a generator function of an async generator function; each step as in :func:`blocking`."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Iterator[T]:
@@ -120,7 +122,7 @@ def iterating(method: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callab
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends; raises RuntimeError if it does."""
+    """Run a coroutine that never suspends, and return its result. Raises RuntimeError if it suspends."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -154,7 +156,7 @@ class AsyncCloses:
     """``async with`` for a face to await: leaving the block closes it."""
 
     async def _close(self) -> object:
-        """Close it; the base of both faces defines how."""
+        """Close the producer, consumer, reader or bus; its base class defines how."""
 
     async def __aenter__(self) -> Self:
         return self

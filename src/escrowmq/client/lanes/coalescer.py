@@ -100,7 +100,7 @@ class Lane(Filling, ABC):
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """In a forked child: closed, and empty, because what was added is the parent's."""
+        """Close and empty the lane in a forked child, because the rows that were added are the parent's."""
         self._sending = threading.RLock()
         self._closed, self._closed_because = True, FORKED
         self._reset()
@@ -119,7 +119,8 @@ class Lane(Filling, ABC):
         return waiter
 
     def call_batch(self, batch: pa.RecordBatch) -> Awaitable[tuple[pa.RecordBatch, bool]]:
-        """Send a whole batch and return the awaitable of (its answer, whether it was sent again)."""
+        """Send a whole batch. Returns an awaitable of its answer, and whether it was sent again (then it may have been
+        applied before)."""
         waiter: Awaitable[Any] = self.waiter()
         self.add_batch(batch, waiter)
         return waiter
@@ -149,7 +150,8 @@ class Lane(Filling, ABC):
         self._start_pump()
 
     def add_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
-        """Send a whole batch, in order with the rows; ``waiter`` gets its whole answer."""
+        """Queue a whole batch to be sent in order with the rows; ``waiter`` gets its answer, and whether it was sent
+        again. Raises as :meth:`add`."""
         with self._lock:
             if self._closed:
                 raise Unknown(Code.CLOSED, self._closed_because)
@@ -160,7 +162,8 @@ class Lane(Filling, ABC):
         self._go_on()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
+        """Wait until all rows of the lane, later ones too, are answered or given up. Returns False if that takes longer
+        than ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):  # a signal handler may have interrupted the thread that holds it
             return False
@@ -202,7 +205,8 @@ class Lane(Filling, ABC):
         return not self._open and not self._sealed and not self._in_flight
 
     def _weigh(self) -> None:
-        """Set how many rows are worth a request, whenever ``_in_flight`` or ``broken`` changes."""
+        """Set how many rows must wait before the next request may leave: 1 if none is in flight, infinite while none
+        may leave. Called when ``_in_flight`` or ``broken`` changes."""
         in_flight = len(self._in_flight)
         if self.broken or in_flight >= MAX_IN_FLIGHT:
             self._worth = math.inf
@@ -233,7 +237,8 @@ class Lane(Filling, ABC):
             self._dispatch(request)
 
     def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
-        """Send a request. ``again``: the options of all requests that are sent again together."""
+        """Send a request over the link; a failure to send is handled as its answer. ``again``: the options of all
+        requests that are sent again together; None: the lane's options now."""
         future: Future[pa.RecordBatch] | None = None
         try:
             batch = None if request.is_parcel else request.encode(self._codec)
@@ -373,7 +378,8 @@ class Lane(Filling, ABC):
         self._pump()
 
     def _renew_session(self) -> None:
-        """Renew the session and send again; if that is refused, so are the requests that wait for it."""
+        """Renew the producer session that the broker has forgotten, then send the requests again. If renewing is
+        refused, they fail with that error."""
         try:
             if self._renew is not None:
                 self._renew(self._forgotten)
@@ -393,7 +399,8 @@ class Lane(Filling, ABC):
             self._timer.after(min(max(self._timeout / 20, 0.005), longest), self._sweep)
 
     def _sweep(self) -> None:
-        """Give up requests past their deadline; seal pending rows, so that their deadline counts from now."""
+        """Fail the requests that are past their deadline, or whose broker is away; seal pending rows, so that their
+        deadline counts from now. Runs periodically while there are any."""
         now, attended = time.monotonic(), self._attended
         with self._lock:
             self._sweeping = False
@@ -423,7 +430,8 @@ class Lane(Filling, ABC):
             self._go_on()
 
     def _attend(self, attended: Attended, now: float) -> list[Request]:
-        """Check whether a broker's answer is late. Returns the requests that are withdrawn because it is away."""
+        """Probe the broker, one of several, if an answer is late. Returns the requests (or parts) that are removed from
+        the lane because it is away."""
         sent = [request for request in self._in_flight if request.lost is None]
         self.overdue = any(now - (request.deadline - self._timeout) > OVERDUE_SECONDS for request in sent)
         if self.overdue:
@@ -444,7 +452,7 @@ class Lane(Filling, ABC):
         return taken
 
     def _remove(self, request: Request, part: Request) -> None:
-        """Remove a request, or the rows of it that are now in ``part``."""
+        """Remove ``request`` from the lane if ``part`` is all of it, else only the count of the rows in ``part``."""
         if request in self._sealed:
             self._sealed_rows -= len(part)
             if part is request:
@@ -454,7 +462,7 @@ class Lane(Filling, ABC):
 
 
 def _settle(request: Request) -> bool:
-    """Mark a request as settled. Returns whether it was not yet."""
+    """Mark a request as settled, so that nobody else gives its callers results. Returns whether it was not yet."""
     first, request.settled = not request.settled, True
     return first
 

@@ -36,11 +36,12 @@ class Filling:
 
     @property
     def waiting(self) -> int:
-        """Rows that have not left yet."""
+        """The number of rows that wait to be sent."""
         return len(self._open) + self._sealed_rows
 
     def _seal(self) -> None:
-        """Close the open request: its deadline counts from now."""
+        """Close the open request and queue it for sending; its deadline counts from now. Rows that are added later form
+        another one."""
         if self._open:
             deadline = time.monotonic() + self._timeout
             self._sealed.append(Request(self._open, self._open_waiters, deadline, self._open_bytes))
@@ -59,7 +60,7 @@ class Filling:
         self._sealed_rows += len(request)
 
     def _joins(self, request: Request) -> bool:
-        """Return whether a new request's batch may ride in the last one that waits."""
+        """Return whether a new request's batch fits into the last waiting request, so that they are sent together."""
         last = self._sealed[-1] if self._sealed else None
         return (
             last is not None

@@ -80,8 +80,9 @@ class Request:
         return sum(batch.num_rows for batch in self.batches) if self.rows is None else len(self.rows)
 
     def take_back(self, moves: Callable[[Row | None], bool]) -> Request | None:
-        """Remove and return the rows that need not wait for this broker, those for which ``moves`` returns true (a
-        whole batch: ``moves(None)``); None if there are none. Must not be called while the request is being sent."""
+        """Remove and return, as a request, the rows that need not wait for this broker: those for which ``moves``
+        returns true (whole batches: ``moves(None)``). None if there are none. Must not be called while the request is
+        being sent."""
         if self.rows is None:
             return None if self.sent or not moves(None) else self
         moved = [moves(row) for row in self.rows]
@@ -107,7 +108,7 @@ class Request:
         return taken
 
     def join(self, other: Request) -> None:
-        """Take in the batches of a request that was made after this one. Neither may have been sent."""
+        """Append the batches of ``other``, a request that was made after this one. Neither may have been sent."""
         self.batches += other.batches
         self.waiters += other.waiters
         self.size += other.size
@@ -118,8 +119,8 @@ class Request:
         return self.parcel is not None or (few and self.batch is None)
 
     def pack(self, codec: Codec, kind: Exchange, options: ExchangeOptions) -> Parcel:
-        """Pack the request. Each resend has the same rows under the same ids, and the same object under the same
-        options."""
+        """Return the request as a parcel. Each resend has the same rows under the same ids, and the same object under
+        the same options."""
         assert self.rows is not None
         if self.parcel is None:
             rows, first_id, self.memo = codec.parcel(self.rows)
@@ -129,13 +130,13 @@ class Request:
         return self.parcel
 
     def receive(self, codec: Codec, answer: Answer) -> list[Any]:
-        """Return the value or EscrowError of each waiter, from the answer to the parcel."""
+        """Return the result of each waiter, a value or EscrowError, from the answer to the parcel."""
         if self.parcel is None or self.rows is None or len(answer) != len(self.parcel.rows):
             return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), self)
         return codec.receive(self.rows, self.parcel.first_id, self.memo, answer, self.resends > 0)
 
     def encode(self, codec: Codec) -> pa.RecordBatch:
-        """Encode the request, the same at each resend."""
+        """Return the rows or batches of the request as one batch, the same at each resend."""
         if self.batch is None:
             if self.rows is not None:
                 self.batch, self.memo = codec.encode(self.rows)
@@ -158,7 +159,7 @@ class Request:
 
     @property
     def ids(self) -> bytes | None:
-        """The message ids of its rows, one after the other, where they have some already."""
+        """The message ids of the request's rows, 16 bytes each, one after the other; None if they have none yet."""
         if self.rows is None or isinstance(self.memo, bytes):
             return self.memo if self.rows is not None else None
         if self.parcel is None or self.parcel.first_id == NO_ID:
@@ -166,7 +167,7 @@ class Request:
         return fill_ids([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
 
     def _name_rows(self) -> LaneRows:
-        """Return the rows, each with its message id where it was given one as part of a parcel."""
+        """Return the rows, each with the message id that it got when they were sent as a parcel."""
         assert self.rows is not None
         ids = self.ids if self.parcel is not None else None
         if ids is None:
@@ -178,8 +179,8 @@ class Request:
 
 
 def copies(problem: EscrowError, request: Request) -> list[Any]:
-    """Return one error per waiter (an exception object must not be raised by two callers), with the message id if one
-    was given."""
+    """Return a copy of an error for each waiter of a request (an exception object must not be raised by two callers),
+    an Unknown with the message id if the row has one."""
     retry_after = getattr(problem, "retry_after", 1.0)
     copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in request.waiters]
     ids = request.ids

@@ -23,8 +23,8 @@ def call_when_there(link: Link, call: Callable[[], None]) -> Callable[[], None] 
 
 
 def rest(link: Link, seconds: float, or_until: threading.Event | None = None) -> None:
-    """Sleep for ``seconds``, but no longer than until a link that lost its connection has one again, or until the
-    event."""
+    """Sleep for ``seconds``, but no longer than until the event, or until the link reconnects if it has lost its
+    connection."""
     back = threading.Event()
     cancel = call_when_there(link, back.set)
     if cancel is None:

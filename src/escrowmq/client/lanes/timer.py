@@ -35,7 +35,7 @@ class Timer:
         self._closed = True
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call ``call`` in ``seconds``, unless the timer is closed before."""
+        """Call ``call`` in ``seconds`` on the timer's thread, unless the timer is closed before."""
         with self._wake:
             if self._closed:
                 return
@@ -63,7 +63,7 @@ class Timer:
                 _log.exception("a delayed call failed")
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for the next due call; None when closed."""
+        """Wait for the next due call, and return it; None when the timer is closed."""
         with self._wake:
             while not self._closed:
                 now = time.monotonic()

@@ -33,7 +33,7 @@ class Answers(Generic[T]):
 
     @property
     def values(self) -> list[T]:
-        """The answers."""
+        """The answers, in the order of the brokers."""
         return [answer for _, answer in self.found]
 
 
@@ -57,7 +57,8 @@ class Count(int):
 
 
 def away(missing: Sequence[Missing], what: str) -> Overloaded:
-    """Return the error of what cannot be done without the brokers that are missing."""
+    """Return Overloaded(BROKER_AWAY) for ``what`` cannot be done without the brokers that are missing; names them with
+    the reasons."""
     reasons = "; ".join(f"{one['broker']}: {one['reason']}" for one in missing)
     return Overloaded(Code.BROKER_AWAY, f"{what}; away: {reasons}", "run it again when that broker is back")
 
@@ -70,8 +71,8 @@ def patient_action(
     *,
     longest: float = TRY_SECONDS,
 ) -> Answer:
-    """Return the answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the
-    broker is away, then raises Unknown(TIMED_OUT).
+    """Run an action that may be repeated, and return its answer. While the broker is away it is repeated until
+    ``deadline`` (monotonic seconds), then Unknown(TIMED_OUT) is raised.
 
     With an ``attendance``, of one of several brokers, it is given up with Overloaded(BROKER_AWAY) once that broker
     counts as away, and one try takes no longer than ``longest`` seconds.

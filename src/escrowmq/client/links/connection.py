@@ -102,7 +102,8 @@ class Connection:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start reading. If no thread can be started, or the loop is closed, the connection ends instead."""
+        """Start reading answers, on a thread or on the loop. If no thread can be started, or the loop is closed, the
+        connection ends instead."""
         try:
             if self._loop is None:
                 self._thread = threading.Thread(target=self._run, name="escrowmq-reader", daemon=True)
@@ -124,22 +125,23 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Return whether the connection accepts requests."""
+        """Whether the connection accepts requests."""
         return self._reason is None
 
     @property
     def is_drained(self) -> bool:
-        """Return whether no request is pending that a newer one must not overtake."""
+        """Whether no request with rows and no receive is pending: a newer one must not overtake it over another
+        connection."""
         return not any(isinstance(one, Request) for one in list(self._pending.values()))
 
     @property
     def doubtful(self) -> bool:
-        """Return whether requests are pending and the broker did not answer a ping."""
+        """Whether requests are pending and the broker did not answer a ping."""
         return self._silent > self._patience and self._has_pending()
 
     @property
     def watches(self) -> bool:
-        """Return whether a check-back subscription is open."""
+        """Whether a check-back subscription is open."""
         return any(isinstance(one, Watch) for one in list(self._pending.values()))
 
     def _has_pending(self) -> bool:
@@ -148,8 +150,8 @@ class Connection:
     # Requests
 
     def send(self, one: Waiting) -> None:
-        """Send a request. Raises ``unsent(...)`` if it was not accepted and nothing was sent, and the errors of
-        encoding it."""
+        """Give a request a number and send it. Raises ``unsent(...)`` if it was not accepted and nothing was sent,
+        Unknown(CLOSED) after the connection was closed, and the errors of encoding it."""
         number = one.number = next(self._ids)
         pieces = one.encode(number, self.most)
         with self._lock:
@@ -168,11 +170,11 @@ class Connection:
         self._send_control(number, frames.cancel(number))
 
     def add_credit(self, number: int, size: int) -> None:
-        """Add credit (bytes) to a read."""
+        """Let the broker send ``size`` bytes more of a read."""
         self._send_control(number, frames.credit(number, size))
 
     def cancel_later(self, number: int) -> None:
-        """Cancel within a tick; for finalizers, which may run anywhere."""
+        """Withdraw or end the exchange with this number within a tick; for finalizers, which may run anywhere."""
         self._to_cancel.append(number)
 
     def _send_control(self, number: int, frame: bytes) -> None:
@@ -182,8 +184,8 @@ class Connection:
                 self._watch_later()
 
     def tick(self) -> bool:
-        """Check every ``TICK_SECONDS`` while requests are pending whether the broker responds. Returns whether some
-        are."""
+        """Check whether the broker responds, and send late cancellations. Called every ``TICK_SECONDS`` while requests
+        are pending. Returns whether it must be called again."""
         while self._to_cancel:
             self.cancel(self._to_cancel.popleft())
         if self._loop is None:
@@ -197,8 +199,8 @@ class Connection:
         return bool(self._pending) or not self.usable
 
     def retire(self, reason: EscrowError) -> None:
-        """Accept no more: the broker withdraws waiting receives, and ends reads and watches. Other pending requests are
-        still answered."""
+        """Accept no more requests, because of ``reason``: the broker withdraws waiting receives, and ends reads and
+        watches. Other pending requests are still answered."""
         with self._lock:
             if self._reason is None:
                 self._reason, self._leaving = reason, True
@@ -228,7 +230,7 @@ class Connection:
             self._cut(reason)
 
     def ends_by(self, deadline: float) -> None:
-        """Wait for the reading thread until ``deadline`` (monotonic seconds)."""
+        """Wait until the reading thread has ended, at most until ``deadline`` (monotonic seconds)."""
         if self._thread is not None and not self.is_reading():
             self._thread.join(max(deadline - time.monotonic(), 0.0))
 
@@ -242,7 +244,8 @@ class Connection:
     # Sending
 
     def _put(self, pieces: Pieces) -> int:
-        """Send or queue. Returns the number of sent bytes at which it will be sent; 0: it is. Requires the lock."""
+        """Send bytes, or queue those that the socket does not accept. Returns the count of all sent bytes at which
+        these will have been sent; 0 if they are sent already. Requires the lock."""
         size = frames.size_of(pieces)
         self._accepted += size
         if not self._out:
@@ -256,7 +259,8 @@ class Connection:
         return self._accepted
 
     def _push(self, pieces: Pieces) -> int:
-        """Return the number of bytes that the socket accepted. Requires the lock."""
+        """Send as much as the socket accepts. Returns the number of bytes; an error shuts the connection down. Requires
+        the lock."""
         total, size = 0, frames.size_of(pieces)
         try:
             while total < size and (sent := self._channel.send(pieces)):
@@ -294,7 +298,8 @@ class Connection:
         return bool(self._out) or self._channel.unsent
 
     def _wait_sent(self, mark: int) -> None:
-        """Wait until ``mark`` bytes were sent, or nothing is accepted for too long. Does not wait on the reader."""
+        """Wait until ``mark`` bytes were sent over the connection, or shut it down if the socket accepts nothing for
+        ``WRITE_SECONDS``. Does not wait on the reading thread or loop."""
         if self._loop is not None:
             self._watch_later()
             return
@@ -316,7 +321,7 @@ class Connection:
             poll.poll(1000)
 
     def _cut(self, reason: EscrowError) -> None:
-        """Shut the socket down. Requires the lock."""
+        """Shut the socket down, and accept no more requests, because of ``reason``. Requires the lock."""
         if self._reason is None:
             self._reason = reason
         if not self._dead:
@@ -360,7 +365,8 @@ class Connection:
                 self._flush()
 
     def _process(self, count: int) -> None:
-        """Process received bytes. Raises EscrowError for unreadable ones: the connection is unusable then."""
+        """Pass the answers in ``count`` received bytes to their requests. Raises EscrowError for unreadable bytes: the
+        connection is unusable then."""
         self._silent = 0
         pending = self._pending
         for frame in self._assembler.filled(count):
@@ -399,7 +405,8 @@ class Connection:
             self._owner.on_drained(self)
 
     def _on_connection_frame(self, frame: Frame) -> None:
-        """Process a frame about the connection itself."""
+        """Handle a frame that belongs to no request: GONE (the broker is stopping), PONG, or the reason why the broker
+        ends the connection, which is raised."""
         if frame.kind == Kind.ERROR:
             problem = frames.read_refusal(frame)
             raise Unknown(Code.DISCONNECTED, f"the broker ends the connection: {problem.message}", problem.hint)
@@ -412,7 +419,8 @@ class Connection:
             raise Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} that belongs to no request")
 
     def _check(self, now: float) -> None:
-        """Check whether an answer is overdue, or the broker silent."""
+        """Shut the connection down if an answer is overdue or the broker is silent for too long; after some silence,
+        send a ping. Called once per tick."""
         pending = [one for one in list(self._pending.values()) if one.is_owed]
         if not pending and self.usable:
             self._silent = 0
@@ -433,7 +441,8 @@ class Connection:
                         self._watch_later()
 
     def give_up(self, problem: EscrowError) -> None:
-        """Fail all pending requests, oldest first: nothing more is read."""
+        """End the connection: close the socket, fail all pending requests, oldest first, and notify the owner. Only the
+        first call counts."""
         with self._lock:
             if self._dead:
                 return
@@ -495,7 +504,7 @@ class Connection:
             self.give_up(Unknown(Code.DISCONNECTED, f"an answer could not be taken in: {problem!r}"))
 
     def _watch_later(self) -> None:
-        """Have the loop send the rest when the socket takes it."""
+        """Make the loop send the queued bytes when the socket accepts them."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._watch_on_loop, self._loop)

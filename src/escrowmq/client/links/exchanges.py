@@ -33,8 +33,8 @@ class NotLeading(Unknown):
 
 
 def perhaps_healing(problem: EscrowError) -> EscrowError:
-    """Return the error that a broker's answer means here: a served shard that stopped comes back with its restart, or
-    is led by another broker, so to the client that is a connection that broke."""
+    """Convert an error in a broker's answer for the caller. SHARD_STOPPED and NOT_LEADER become :class:`NotLeading`, a
+    lost connection, because the broker restarts or another one leads; other errors stay."""
     if problem.code not in (Code.SHARD_STOPPED, Code.NOT_LEADER):
         return problem
     lost = NotLeading(Code.DISCONNECTED, problem.message, problem.hint)
@@ -44,7 +44,7 @@ def perhaps_healing(problem: EscrowError) -> EscrowError:
 
 
 def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
-    """Return a future that has failed already."""
+    """Return a future that has failed with ``problem``."""
     future: Future[pa.RecordBatch] = Future()
     future.set_exception(problem)
     return future
@@ -58,13 +58,13 @@ class Carrier(Protocol):
     """The connection that carries a read, a watch or a receive, as these steer it."""
 
     def cancel(self, number: int) -> None:
-        """Withdraw a receive, or end a watch."""
+        """Withdraw the receive, or end the watch, with this number."""
 
     def cancel_later(self, number: int) -> None:
-        """End a read, soon; for finalizers."""
+        """End the read with this number soon; for finalizers."""
 
     def add_credit(self, number: int, size: int) -> None:
-        """Let a read send so many bytes more."""
+        """Let the broker send ``size`` bytes more of the read with this number."""
 
 
 class Waiting(ABC):
@@ -80,21 +80,22 @@ class Waiting(ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Return whether somebody waits for an answer that may come at any moment."""
+        """Whether an answer is due at any moment, so that silence means that the broker is lost."""
         return True
 
     @abstractmethod
     def encode(self, number: int, most: int) -> Pieces:
-        """Encode it as a frame of at most ``most`` bytes. Raises Rejected(BATCH_TOO_LARGE)."""
+        """Return the request as a frame with this number, of at most ``most`` bytes. Raises
+        Rejected(BATCH_TOO_LARGE)."""
 
     @abstractmethod
     def decode(self, frame: Frame, body: memoryview | None) -> Any:
-        """Decode an answer; ``body`` is whole. Returns it, or the error that it is. Raises EscrowError for what is
-        none."""
+        """Decode a frame that answers the request; ``body`` is its complete body. Returns the answer, or the error that
+        the broker reports. Raises EscrowError for a frame that is no answer to it."""
 
     @abstractmethod
     def finish(self, answer: Any) -> None:
-        """Take an answer that was decoded, or the error by which it will never come."""
+        """Pass a decoded answer, or the error by which none will come, to the caller."""
 
 
 def _check_size(pieces: Pieces, most: int) -> Pieces:
@@ -179,13 +180,14 @@ class Pending(Future[pa.RecordBatch]):
     withdraw: Callable[[], None] | None = None
 
     def cancel(self) -> bool:
-        """Withdraw; False, because what the broker gave meanwhile must still arrive."""
+        """Withdraw a receive; other exchanges continue. Returns False, because messages that the broker leased
+        meanwhile must still arrive."""
         if self.withdraw is not None and not self.done():
             self.withdraw()
         return False
 
     def finish(self, answer: pa.RecordBatch | EscrowError) -> None:
-        """Take the answer."""
+        """Set the future's result, or its exception if ``answer`` is an error."""
         if isinstance(answer, EscrowError):
             self.set_exception(answer)
         else:
@@ -281,7 +283,7 @@ class Read(Waiting):
             return self._schema
 
     def next_batch(self, schema: pa.Schema) -> pa.RecordBatch | None:
-        """Return the next batch; None at the end. Raises EscrowError."""
+        """Wait for the next batch and return it; None at the end of the read. Raises EscrowError."""
         message = self._next()
         if message is None:
             return None
@@ -289,7 +291,7 @@ class Read(Waiting):
         return frames.decode_batch(message, schema)
 
     def give_up(self) -> None:
-        """Give up the rest; also called from a finalizer."""
+        """Cancel the rest of the read soon, unless it has ended; also called from a finalizer."""
         if not self._over:
             self.connection.cancel_later(self.number)
 
@@ -305,7 +307,8 @@ class Read(Waiting):
             return None
 
     def _consume(self, size: int) -> None:
-        """Give credit back once half of it has been consumed."""
+        """Count ``size`` bytes as consumed. Whenever half of the credit is consumed, let the broker send as much
+        again."""
         self._consumed += size
         if self._consumed >= READ_CREDIT // 2:
             size, self._consumed = self._consumed, 0
@@ -352,7 +355,7 @@ class Watch(Waiting):
 
     @property
     def broken(self) -> bool:
-        """Return whether it was lost."""
+        """Whether the subscription ended without :meth:`close`."""
         return self.over and not self._closed
 
     def encode(self, number: int, most: int) -> Pieces:
@@ -379,12 +382,13 @@ class Watch(Waiting):
         self.over = True
 
     def close(self) -> None:
-        """Leave the list of those to ask."""
+        """End the subscription: the broker sends this session no more checks."""
         self._closed = True
         self._connection.cancel(self.number)
 
 
 def overdue_at(options: ExchangeOptions) -> float:
-    """Return when the answer to a request that is sent now is overdue (monotonic seconds)."""
+    """Return when the answer to a request that is sent now is overdue (monotonic seconds), its own waiting time
+    included."""
     wait_ms: Any = options.get("wait_ms", 0)
     return time.monotonic() + float(wait_ms) / 1000 + STALL_SECONDS

@@ -204,7 +204,7 @@ class ServedLink:
         self._waiters.notify()
 
     def abandon(self) -> list[Connection]:
-        """Shut all connections down, without waiting. Returns them."""
+        """Shut all connections down, without waiting, because the process ends. Returns the connections."""
         self._closed = True
         left = list(self._open)
         for connection in left:
@@ -233,7 +233,8 @@ class ServedLink:
         self._start(request, connection)
 
     def _hold(self, request: Request) -> bool:
-        """Hold a request until a connection accepts it, or fail it. Returns whether it can be sent now."""
+        """Hold a request until a connection accepts it, or answer it with an error. Returns whether it can be sent now
+        instead."""
         problem: EscrowError
         with self._lock:
             connection = self._connection
@@ -270,7 +271,7 @@ class ServedLink:
         )
 
     def _start(self, request: Request, connection: Connection | None) -> None:
-        """Send a request."""
+        """Send a request over a connection; None: it was lost. If that fails, the error is its answer."""
         problem: EscrowError
         try:
             if connection is None:
@@ -311,7 +312,8 @@ class ServedLink:
             self._start(request, connection)
 
     def _expire(self) -> None:
-        """Fail requests that were held for too long, except those that wait for answers to older ones."""
+        """Fail requests that were held for too long without a connection, except those that wait for answers to older
+        ones."""
         now = time.monotonic()
         late: list[Request] = []
         with self._lock:
@@ -324,7 +326,7 @@ class ServedLink:
             self._on_answer(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
 
     def _on_answer(self, request: Request, answer: Any) -> None:
-        """Deliver the answer or error of a request, once."""
+        """Pass the answer or error of a request to its caller; only the first one counts."""
         if request.over:
             return
         request.over = True
@@ -335,7 +337,7 @@ class ServedLink:
         request.batch = None  # request and future form a cycle: do not keep the batch in it
 
     def _withdraw(self, request: Request) -> None:
-        """Withdraw a receive, held or sent."""
+        """Withdraw a receive: answer it with no messages if it is held; cancel it at the broker if it was sent."""
         with self._lock:
             request.withdrawn = True
             held = request in self._held
@@ -350,7 +352,8 @@ class ServedLink:
     # Connecting
 
     def _wait_connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Return the connection; wait up to ``timeout`` seconds. Raises Unknown(DISCONNECTED); nothing was sent."""
+        """Return a connection that accepts requests, connecting if there is none; wait up to ``timeout`` seconds.
+        Raises Unknown(DISCONNECTED); nothing was sent."""
         deadline = time.monotonic() + timeout
         with self._changed:
             tried = False
@@ -373,7 +376,7 @@ class ServedLink:
         return self._last_problem is None or not self._probes.seconds_left(time.monotonic())
 
     def _start_connecting(self) -> None:
-        """Connect on a thread. Requires the lock. Raises RuntimeError if no thread can be started."""
+        """Start a thread that connects once. Requires the lock. Raises RuntimeError if no thread can be started."""
         self._connecting = True
         self.state.enter(Phase.PROBING, time.monotonic(), self.state.reason)
         try:
@@ -390,7 +393,7 @@ class ServedLink:
             self._last_problem = unsent(f"no thread is to be had: {problem}")
 
     def _connect_later(self) -> None:
-        """Connect when the next attempt is due, if a request or a caller waits for it."""
+        """Schedule the next attempt to connect, if a request or a caller waits for a connection."""
         with self._lock:
             wanted = self._waiters or self._held
             if (
@@ -416,7 +419,8 @@ class ServedLink:
         return unsent(problem.message if problem is not None else "the connection was lost")
 
     def _connect(self) -> None:
-        """Connect once, on a separate thread: a broker that accepts and stays silent delays nothing else."""
+        """Search for the leader once and use its connection for the held requests; fail these if no broker leads. Runs
+        on a thread of its own, because a silent broker delays it."""
         problem: EscrowError | None = None
         met: Met | None = None
         try:
@@ -472,7 +476,8 @@ class ServedLink:
         self._connect_later()
 
     def _lose(self, problem: EscrowError, *, useless: bool = False) -> None:
-        """Note that there is no connection. ``useless``: its broker does not lead. Requires the lock."""
+        """Record that there is no connection to use, because of ``problem``. ``useless``: its broker does not lead.
+        Requires the lock."""
         now = time.monotonic()
         self._connection = None
         self._indirect = True
@@ -483,7 +488,7 @@ class ServedLink:
         self._changed.notify_all()
 
     def on_gone(self, connection: Connection) -> None:
-        """Hold requests: the broker accepts no more over a connection."""
+        """Hold new requests: the connection's broker is stopping, and accepts no more."""
         with self._lock:
             if self._connection is connection:
                 self._indirect = True
@@ -538,7 +543,8 @@ class ServedLink:
             return any(connection.doubtful for connection in self._open)
 
     def _probe_others(self, is_silent: Callable[[], bool]) -> None:
-        """Probe the other brokers on a thread while this one is silent; if another leads, leave this one."""
+        """Probe the shard's other brokers on a thread while ``is_silent`` returns true, at least once; if another one
+        leads, leave this one."""
         now = time.monotonic()
         with self._lock:
             connection = self._connection
@@ -581,7 +587,8 @@ _links: weakref.WeakSet[ServedLink] = weakref.WeakSet()
 
 @atexit.register
 def _exit() -> None:
-    """End the threads that read while Python is still whole."""
+    """Shut all connections down at the exit of the interpreter, so that the reading threads end while Python is still
+    whole."""
     deadline = time.monotonic() + EXIT_SECONDS
     for connection in [connection for link in list(_links) for connection in link.abandon()]:
         connection.ends_by(deadline)

@@ -51,20 +51,20 @@ class Attendance:
 
     @property
     def away(self) -> bool:
-        """Return whether nothing should wait for it without need."""
+        """Whether the broker is away: nothing should wait for it without need."""
         return self._presence.away(self._number)
 
     @property
     def quiet(self) -> bool:
-        """Return whether what can go elsewhere should."""
+        """Whether the broker has not answered for a while: calls that can go to another one should."""
         return self._presence.quiet(self._number)
 
     def suspect(self) -> None:
-        """Probe the broker, after a failure or a late answer."""
+        """Probe the broker on a thread until it answers, because a call failed or is late."""
         self._presence.suspect(self._number)
 
     def refusal(self) -> Overloaded:
-        """BROKER_AWAY, with its address and what came of the last try."""
+        """Return Overloaded(BROKER_AWAY) with the broker's address and the reason, for a call that was not sent."""
         return self._presence.refusal(self._number)
 
 
@@ -89,12 +89,12 @@ class Presence:
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """In a forked child: there is nobody who asks, and nothing to ask over."""
+        """Stop probing in a forked child: the threads and links are the parent's."""
         self._news, self._closed = threading.Condition(), threading.Event()
         self._closed.set()
 
     def away(self, number: int) -> bool:
-        """Return whether broker ``number`` is away."""
+        """Return whether broker ``number`` has not answered for so long that nothing should wait for it."""
         if self._reasons[number] is None:
             return False
         patience = TAKE_OVER_SECONDS if state_of(self._links[number]).several else AWAY_SECONDS
@@ -109,7 +109,7 @@ class Presence:
         return self._met[number] and self._reasons[number] is None
 
     def missing(self) -> list[Missing]:
-        """Return the brokers that are away."""
+        """Return the brokers that are away, each with the reason."""
         return [one for number, one in self._quiet() if self.away(number)]
 
     def _quiet(self) -> list[tuple[int, Missing]]:
@@ -117,12 +117,13 @@ class Presence:
         return [(n, {"broker": self._links[n].address, "reason": why}) for n, why in reasons if why is not None]
 
     def refusal(self, number: int) -> Overloaded:
-        """Return the error of what belongs to broker ``number`` and was not sent because it is away."""
+        """Return Overloaded(BROKER_AWAY) for a call that belongs to broker ``number`` and was not sent."""
         reason = self._reasons[number] or "it does not answer"
         return Overloaded(Code.BROKER_AWAY, f"{self._links[number].address} is away: {reason}")
 
     def suspect(self, number: int) -> None:
-        """Probe broker ``number`` on a thread until it answers. It is not quiet before ``AWAY_SECONDS`` of probes."""
+        """Probe broker ``number`` on a thread until it answers, because a call failed or is late. The broker becomes
+        quiet only after ``AWAY_SECONDS`` of probes without an answer."""
         with self._news:
             if self._probing[number] or self._closed.is_set():
                 return
@@ -130,14 +131,14 @@ class Presence:
         threading.Thread(target=self._probe, args=(number,), name="escrowmq-presence", daemon=True).start()
 
     def when_back(self, number: int, call: Callable[[], None]) -> None:
-        """Have broker ``number`` asked, and call ``call`` once, on a thread of its own, when it has answered."""
+        """Probe broker ``number``, and call ``call`` once, on a thread of its own, when it has answered."""
         with self._news:
             self._waiting[number].append(call)
         self.suspect(number)
 
     def meet(self, timeout: float) -> None:
-        """See who is there, if that is not known yet: all brokers are asked beside each other. Ends when each has
-        answered or could not be reached, or ``AWAY_SECONDS`` after the first answer.
+        """Probe all brokers at the same time, unless that was done, and wait until each has answered or could not be
+        reached, at most ``AWAY_SECONDS`` after the first answer.
 
         Raises Misuse(BAD_URL) if two addresses are one broker, Overloaded(BROKER_AWAY) if none answers within
         ``timeout``.
@@ -161,7 +162,7 @@ class Presence:
                 raise Overloaded(Code.BROKER_AWAY, f"none of {addresses} answers: {reasons or 'they are silent'}")
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all probes."""
         self._closed.set()
         with self._news:
             self._news.notify_all()
@@ -170,8 +171,8 @@ class Presence:
         return self._closed.is_set() or self._wrong is not None
 
     def _probe(self, number: int) -> None:
-        """Send HELLO to broker ``number`` until it answers or refuses, then mark it present; report it as away
-        meanwhile."""
+        """Send HELLO to broker ``number`` until it answers or refuses, then mark it as present. Marks it as quiet after
+        ``AWAY_SECONDS`` without an answer."""
         link, backoff, since = self._links[number], Backoff(FIRST_BACKOFF, LAST_BACKOFF), time.monotonic()
         while not self._closed.is_set():
             try:

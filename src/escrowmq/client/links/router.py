@@ -54,12 +54,12 @@ class Router:
         return len(self.links)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop probing brokers."""
         self.presence.close()
 
     def next_in_rotation(self, usable: Callable[[int], bool]) -> int:
-        """Return the number of the next broker; those that are away or not ``usable`` are passed over while there
-        are others."""
+        """Return the number of the next broker in rotation, for a message without a key. Brokers that are away or not
+        ``usable`` are passed over while there are others."""
         with self._lock:
             best: int | None = None
             for step in range(1, len(self.links) + 1):
@@ -74,11 +74,12 @@ class Router:
             return self._last
 
     def known_shard(self, shard: int) -> int | None:
-        """Return the number of the broker that holds ``shard``, if that is known yet."""
+        """Return the number of the broker that holds ``shard``; None if that is not known yet."""
         return self._shards.get(shard)
 
     def learn_shard(self, number: int, shard: int) -> None:
-        """Note which broker holds a shard. Raises Misuse(BAD_URL) if two addresses turn out to be one broker."""
+        """Record that broker ``number`` holds ``shard``. Raises Misuse(BAD_URL) if two addresses turn out to be one
+        broker."""
         known = self._shards.setdefault(shard, number)
         if known != number:
             one, other = self.links[known].address, self.links[number].address
@@ -89,8 +90,8 @@ class Router:
             )
 
     def of_shard(self, shard: int, timeout: float) -> int:
-        """Return the number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks
-        who is there if need be.
+        """Return the number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for);
+        requests it from the brokers if it is not known.
 
         Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not
         and others are away, or have not answered yet, or the error of the only broker.
@@ -111,8 +112,8 @@ class Router:
         raise Rejected(Code.WRONG_SHARD, f"shard {shard & 0xFFFFFFFF:08x} is at none of {addresses}")
 
     def _unmet(self) -> list[Missing]:
-        """Return the brokers whose shard nobody knows: one that has not been silent for long enough to be away may
-        hold anything."""
+        """Return the brokers whose shard is not known yet: one that has not been silent for long enough to be away may
+        hold any shard."""
         known = set(self._shards.values())
         return [
             {"broker": link.address, "reason": "it has not answered yet"}
@@ -136,8 +137,8 @@ class Router:
         return _BY_NUMBER - number if shard is None else shard
 
     def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
-        """Return the shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after
-        ``timeout``."""
+        """Return the shard at broker ``number``, requested from it if not known. Raises Unknown if the broker is away;
+        with ``patient``, only after repeating the request for ``timeout`` seconds."""
         known = self._shard_at(number)
         return self._ask_shard(number, timeout, patient) if known is None else known
 
@@ -153,8 +154,8 @@ class Router:
         return shard
 
     def spread(self, keys: pa.Array, keyless: Callable[[], int]) -> npt.NDArray[np.int64]:
-        """Return the broker of each row of a batch: by key; all rows without one go to the broker that ``keyless``
-        names."""
+        """Return the number of the broker of each row of a batch, by its key; all rows without a key go to the broker
+        whose number ``keyless`` returns."""
         if len(self.links) == 1:
             return np.zeros(len(keys), np.int64)
         encoded = pc.dictionary_encode(keys)
@@ -173,10 +174,11 @@ class Router:
         return patient_action(self.links[number], call, deadline, self.attendances[number], longest=longest)
 
     def every(self, act: Callable[[int], T], timeout: float) -> Answers[T]:
-        """Call ``act(number)`` for each broker, several at a time; returns the results in the order of the URL.
+        """Call ``act(number)`` for each broker, several at a time. Returns the results, in the order of the URL, and
+        the brokers that are away.
 
-        Those that are away are named in the answer, as long as one answers. Else raises the last problem; and at once
-        any that is a broker's answer. Nothing is waited for longer than ``timeout`` seconds.
+        If none answers, raises the last problem; a broker's refusal is raised at once. Nothing is waited for longer
+        than ``timeout`` seconds.
         """
         if len(self.links) == 1:
             return Answers([(0, act(0))])

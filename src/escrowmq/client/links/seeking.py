@@ -60,13 +60,13 @@ class Met:
         self.welcome = welcome
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the broker."""
         self.channel.close()
 
 
 def meet(address: Address, tls: ssl.SSLContext | None = None, credential: Credential | None = None) -> Met:
-    """Connect to a broker and greet it. Raises EscrowError with the reason if that fails, Denied for a token that the
-    broker does not accept; only the greeting was sent then."""
+    """Connect to a broker, greet it and read its welcome. Raises EscrowError with the reason if that fails, Denied for
+    a token that the broker does not accept; only the greeting was sent then."""
     token = credential.read() if credential is not None else None
     deadline = time.monotonic() + CONNECT_SECONDS
     try:
@@ -168,12 +168,12 @@ class Seeker:
 
     @property
     def known(self) -> tuple[Address, ...]:
-        """Return all addresses, given ones first."""
+        """All known addresses of the shard's brokers, the given ones first."""
         return (*self.given, *self._named)
 
     def refused(self, by: Address, leader: object) -> None:
-        """Note that a broker does not lead, and the leader that it names: that one is probed first, and for a while the
-        former leader's claim counts last."""
+        """Note that the broker at ``by`` rejected a request as a standby, and the URL of the leader that it names: that
+        one is probed first, and for a while a claim of ``by`` to lead counts last."""
         self._refuser, self._refused_at = by, time.monotonic()
         self._hint = self._accept(leader) or self._hint
 
@@ -192,8 +192,9 @@ class Seeker:
         _close_all(left)
 
     def seek(self) -> Met:
-        """Return the broker that leads, connected. Raises ``unsent(...)`` if none is found, Denied(UNAUTHENTICATED) if
-        the token is not accepted, Misuse(BAD_URL) if the addresses that were given are of several shards."""
+        """Search for the broker that leads, and return it, connected. Raises ``unsent(...)`` if none is found,
+        Denied(UNAUTHENTICATED) if the token is not accepted, Misuse(BAD_URL) if the addresses that were given are of
+        several shards."""
         with self._one_search:
             first, self._hint = ([] if self._hint is None else [self._hint]), None
             leader = self._search([*first, *self.known], ANSWER_SECONDS)
@@ -205,7 +206,8 @@ class Seeker:
         return leader
 
     def newer(self, than: Met) -> bool:
-        """Return whether another broker leads since a later epoch than this one, which is not probed."""
+        """Probe the other brokers. Returns whether one of them leads the shard with a later epoch than the broker
+        ``than``, which is not probed; False if another search is running."""
         others = [address for address in self.known if address != than.address]
         if not others or not self._one_search.acquire(blocking=False):
             return False
@@ -266,7 +268,7 @@ class Seeker:
         return self._exactly or met.hello.get("role", "leader") == "leader"
 
     def _stranger(self, met: Met) -> str | None:
-        """Return why a broker does not belong to the shard; None if it may."""
+        """Return the reason, as text, why a broker does not belong to the shard; None if it may belong to it."""
         shard = _shard(met)
         if not self._stays or self.shard is None or shard is None or shard == self.shard:
             return None
@@ -275,7 +277,8 @@ class Seeker:
     # Probing
 
     def _probe(self, address: Address) -> None:
-        """Start a probe on a thread, unless one is running."""
+        """Start a thread that connects to an address and stores the response, unless one is running or a response is
+        there."""
         with self._news:
             if address in self._probing or address in self._answers or self._closed:
                 return
@@ -324,7 +327,8 @@ class _Search:
         self._first = seeker.shard is None
 
     def leader(self, addresses: Sequence[Address]) -> Met:
-        """Return the leader among these addresses and those that their brokers name. Raises EscrowError."""
+        """Probe these addresses and those that their brokers name. Returns the broker that leads; raises EscrowError if
+        none does."""
         seeker = self._seeker
         deadline = time.monotonic() + self._seconds
         if seeker.known == tuple(addresses[:1]) == tuple(addresses):  # one address: probe on this thread
@@ -366,7 +370,7 @@ class _Search:
 
     @property
     def open(self) -> list[Address]:
-        """Return the probed addresses without a response."""
+        """The addresses that were probed and have not responded."""
         done = {met.address for met in self.found} | set(self._reasons)
         return [address for address in self._asked if address not in done]
 
@@ -408,7 +412,8 @@ class _Search:
                 self._probe(new if hint is None else [hint, *new])
 
     def _is_foreign(self, named: Met) -> bool:
-        """Return whether a named address belongs to another shard than the given ones."""
+        """Return whether a broker at an address that another broker named is of another shard than the given
+        addresses."""
         shards = {_shard(met) for met in self.found if met.address in self._seeker.given} - {None}
         return bool(shards) and _shard(named) not in shards
 
@@ -437,8 +442,8 @@ class _Search:
 
 
 def _shard(met: Met) -> int | None:
-    """Return the broker's shard; None for a standby that has not read the log yet: the number of its empty folder is
-    replaced by the log's."""
+    """Return the shard that a broker reported; None for a standby that has not read the log yet: the number of its
+    empty folder is replaced by the log's."""
     shard = met.hello.get("shard")
     if not isinstance(shard, int) or (met.hello.get("role", "leader") != "leader" and _epoch(met) <= 0):
         return None

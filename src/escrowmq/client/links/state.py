@@ -41,7 +41,8 @@ class ProbeSchedule:
         self._due = 0.0
 
     def add_failure(self, now: float, chance: float, requested: float = 0.0) -> None:
-        """Note a probe that found no usable broker. ``requested``: the pause (s) that standbys requested."""
+        """Schedule the next probe after one that found no usable broker. ``requested``: the pause (s) that standbys
+        requested."""
         since = self._since = now if self._since is None else self._since
         pause = self._next
         quick = self.several and now - since < QUICK_SECONDS
@@ -50,7 +51,7 @@ class ProbeSchedule:
         self._due = now + max(pause, requested) * (0.5 + chance)
 
     def on_connected(self, now: float) -> None:
-        """Note that there is a connection."""
+        """Note that a connection was made at ``now``; no pause is left."""
         self._found, self._due = now, 0.0
 
     def on_disconnected(self, now: float, chance: float, *, useless: bool = False) -> None:
@@ -67,7 +68,7 @@ class ProbeSchedule:
 
     @property
     def due(self) -> float:
-        """Return when the next probe is due (monotonic seconds), 0 for now."""
+        """When the next probe is due (monotonic seconds); 0: at once."""
         return self._due
 
     def seconds_left(self, now: float) -> float:
@@ -98,7 +99,7 @@ class Waiters:
         return cancel
 
     def notify(self) -> None:
-        """Call all of them, once."""
+        """Call all added functions once, and remove them."""
         with self._lock:
             calls, self._calls = list(self._calls.values()), {}
         for call in calls:

@@ -76,7 +76,8 @@ def takes_batches(checker: AnyChecker) -> bool:
 
 
 def validate_checker(checker: AnyChecker, loop: AbstractEventLoop | None) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for an object that is no checker, and for a coroutine function without a loop."""
+    """Raise Misuse(BAD_ARGUMENT) for an object that is no checker, and for a coroutine function without an event
+    loop."""
     if is_coroutine_function(checker) and loop is None:
         hint = "use a plain function, or a bus of escrowmq.aconnect"
         text = f"the checker {name_of(checker)} is to be awaited, and nothing awaits here"
@@ -84,14 +85,14 @@ def validate_checker(checker: AnyChecker, loop: AbstractEventLoop | None) -> Non
 
 
 def is_coroutine_function(checker: AnyChecker) -> bool:
-    """Return whether calling it gives an awaitable, as far as that can be known without calling it."""
+    """Return whether calling the checker gives an awaitable, as far as that can be known without calling it."""
     if takes_batches(checker):
         checker = getattr(checker, "decide_ids", None) or getattr(checker, "decide_batch")  # noqa: B009
     return inspect.iscoroutinefunction(checker) or inspect.iscoroutinefunction(getattr(checker, "__call__", None))  # noqa: B004
 
 
 def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
-    """Return the transactions of a CHECKS batch, each once; the rows of one are adjacent."""
+    """Return the transaction ids in a CHECKS batch, each once. Requires that the rows of a transaction are adjacent."""
     ids = batch.column("transaction")
     raw = records(ids, np.dtype((np.uint64, 2)))
     first = np.flatnonzero(np.concatenate([[True], (raw[1:] != raw[:-1]).any(axis=1)])[: len(ids)])
@@ -99,7 +100,7 @@ def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
 
 
 def checks_of(batch: pa.RecordBatch) -> Iterator[Check]:
-    """Yield the checks of a CHECKS batch."""
+    """Yield a Check for each transaction in a CHECKS batch, with its half messages."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     ids = columns["transaction"]
     start = 0
@@ -124,7 +125,8 @@ class Absence:
         self._logged: set[tuple[Code, int]] = set()
 
     def failed(self, code: Code, now: float) -> int | None:
-        """Note a failure. Returns the level of the line to log, or None."""
+        """Note that listening at the broker failed with ``code``. Returns the level at which to log that, None to log
+        nothing."""
         since = self._since = now if self._since is None else self._since
         lost = code in AWAY or code is Code.TIMED_OUT
         level = logging.INFO if lost and now - since < LASTING_SECONDS else logging.WARNING
@@ -173,11 +175,12 @@ class CheckLoop:
 
     @property
     def attends(self) -> bool:
-        """Return whether it receives checks, or will when the broker answers."""
+        """Whether this loop receives checks, or will when the broker answers."""
         return self._present.is_set() and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop listening. Checks without an answer go to another producer."""
+        """Stop listening for checks; waits up to 5 s for the thread. Checks without an answer go to another
+        producer."""
         self._closing.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
@@ -212,8 +215,8 @@ class CheckLoop:
                 return
 
     def _ends(self, number: int, problem: EscrowError) -> bool:
-        """Renew the session if the broker has forgotten it. Returns whether a newer process has this producer's name,
-        which receives the checks from now on."""
+        """Handle the end of a subscription: renew the session if the broker has forgotten it. Returns True if the loop
+        must end, because a newer process has this producer's name and receives the checks."""
         if problem.code is Code.UNKNOWN_SESSION:
             try:
                 self._session.renew(number)
@@ -263,7 +266,7 @@ class CheckLoop:
         self._loop.call_soon_threadsafe(start)
 
     def _ask_whole(self, batch: pa.RecordBatch) -> Any:
-        """Call a batch or id checker with a CHECKS batch."""
+        """Call a batch or id checker with the checks of a CHECKS batch. Returns its answer, not validated."""
         if (by_id := getattr(self._checker, "decide_ids", None)) is not None:
             return by_id(distinct_ids(batch))
         return self._checker.decide_batch(list(checks_of(batch)))

@@ -55,7 +55,8 @@ def _read_results(numbers: bytes, resent: bool) -> Codes:
 
 
 def require(outcome: Outcome, code: Code) -> Code:
-    """Return ``code`` if it is that of a transaction with this outcome, or SENT. Raises CONFLICT otherwise."""
+    """Return ``code``, the broker's answer to an end, if the transaction has this outcome, or the code is SENT. Raises
+    CONFLICT otherwise."""
     if code not in STANDS_AS[outcome] and code is not Code.SENT:
         raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
     return code
@@ -66,19 +67,21 @@ STANDS_AS = ((Code.NOTED,), (Code.COMMITTED, Code.ALREADY_COMMITTED), (Code.ROLL
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the codes of a resend as the first answer would have given them."""
+    """Convert the codes in the answer to a resend to those of a first answer: ALREADY_COMMITTED to COMMITTED,
+    ALREADY_ROLLED_BACK to ROLLED_BACK."""
     return np.frombuffer(_FIRST_ANSWERS, np.uint8)[codes]
 
 
 def _number(one: Any) -> int:
-    """Return the number of an outcome; True, and members of other enumerations, are numbers only by accident."""
+    """Return the number of an outcome. Raises TypeError for True, and for members of other enumerations, which are
+    numbers only by accident."""
     if isinstance(one, bool) or (isinstance(one, Enum) and not isinstance(one, Outcome)):
         raise TypeError
     return operator.index(one)
 
 
 def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
-    """Return outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Raises
+    """Convert outcomes (one for all, an array, or an iterable) to a uint8 array of length ``count``. Raises
     Misuse(BAD_ARGUMENT)."""
     if isinstance(outcomes, pa.Array | pa.ChunkedArray):
         outcomes = outcomes.to_numpy(zero_copy_only=False) if isinstance(outcomes, pa.Array) else outcomes.to_numpy()

@@ -29,7 +29,7 @@ def outcome_of(answer: Any, who: str) -> Outcome:
 
 
 def name_of(checker: Any) -> str:
-    """Return the name of a checker in messages: ``shop.decide``, ``outbox.Barrier``."""
+    """Return the name by which messages call a checker: ``shop.decide``, ``outbox.Barrier``."""
     named = checker if hasattr(checker, "__qualname__") else type(checker)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -53,11 +53,12 @@ class Judge:
             return Outcome.UNKNOWN
 
     def each(self, answers: Iterable[Any]) -> list[Outcome]:
-        """Return the outcomes of several answers; an invalid one does not affect the others."""
+        """Return the outcomes of several answers; an invalid answer becomes UNKNOWN and does not affect the others."""
         return [self.one(answer) for answer in answers]
 
     def blame(self, problem: BaseException, questions: int, trace: bool = False) -> None:
-        """Count ``questions`` without an answer, and log the cause if it is new."""
+        """Count ``questions`` checks without an answer, and log the cause as an error if it is new. ``trace``: with the
+        traceback."""
         cause = str(problem) if isinstance(problem, Misuse) else type(problem).__name__
         with self._lock:
             self.unanswered += questions

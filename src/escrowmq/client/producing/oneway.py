@@ -42,7 +42,8 @@ class Tally:
         self._next_line = 0.0
 
     def on_result(self, row: Row, result: Any) -> None:
-        """Handle the answer to one end, a row of a lane of ends: a code or an EscrowError."""
+        """Count the result of one end (a code or an EscrowError) if it had no effect, or may have had none; log such
+        ends at intervals. ``row``: transaction id and outcome."""
         raw, number = row
         outcome = Outcome(number)
         try:

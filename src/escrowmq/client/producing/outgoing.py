@@ -123,7 +123,7 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as one batch. Raises Rejected(BATCH_TOO_LARGE) for a column of 2 GiB, which Arrow would split."""
+    """Convert a table to one batch. Raises Rejected(BATCH_TOO_LARGE) for a column of 2 GiB, which Arrow would split."""
     if any(column.nbytes >= 1 << 31 for column in table.columns):
         raise Rejected(Code.BATCH_TOO_LARGE, "a column of the table has 2 GiB or more")
     chunks = table.combine_chunks().to_batches()
@@ -131,7 +131,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatch:
-    """Return messages, a record batch or a table as one OUTGOING batch. Raises Misuse or Rejected."""
+    """Convert messages, a record batch or a table to one OUTGOING batch. Raises Misuse or Rejected for invalid ones."""
     if isinstance(data, pa.Table):
         data = one_batch(data)
     if isinstance(data, pa.RecordBatch):
@@ -162,7 +162,8 @@ def split(batch: pa.RecordBatch, limits: Limits) -> list[pa.RecordBatch]:
 
 
 def cut(batch: pa.RecordBatch, rows: npt.NDArray[np.int64], limits: Limits) -> list[Part]:
-    """Return some rows of a batch in parts that are each within the limits of one request."""
+    """Return some rows of a batch (``rows``: their numbers) in parts that are each within the limits of one request.
+    Each part has its row numbers."""
     pieces = split(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), limits)
     ends = np.cumsum([piece.num_rows for piece in pieces], dtype=np.int64)
     return list(zip(np.split(rows, ends[:-1]), pieces, strict=False))

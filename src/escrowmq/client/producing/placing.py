@@ -60,8 +60,9 @@ class Choice:
         is_oneway(self.confirm)
 
     def lane(self, kind: Exchange) -> dict[str, Any]:
-        """Return which rows leave a lane whose broker is away: unsent ones, and those that may have been sent; and
-        which unsent ones leave it while it is only quiet."""
+        """Return the rules for rows of a lane that may leave it for another broker, as functions of a row: ``moves``,
+        unsent rows while the broker is away; ``repeats``, rows that may have been sent; ``wanders``, unsent rows while
+        it is only quiet."""
         moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
         repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
         return {"moves": moves, "repeats": repeats, "wanders": _never if kind is Exchange.END else _is_free}
@@ -93,7 +94,8 @@ def _never(_: Any) -> bool:
 
 
 def _is_free(row: Any) -> bool:
-    """Return whether any broker may take an outgoing row."""
+    """Return whether any broker may take an outgoing row: it has no key, message id or transaction. None stands for a
+    whole batch, which is free."""
     return row is None or (row[2] is None and row[5] is None and row[10] is None)  # key, message id, transaction
 
 
@@ -105,7 +107,8 @@ class Placement:
         self._deadline = time.monotonic() + production.timeout
 
     async def number(self) -> int:
-        """Return the broker to try next, waiting for one if the producer chose that. Raises Overloaded(BROKER_AWAY)."""
+        """Return the number of the broker to try next, waiting for one if the producer chose that. Raises
+        Overloaded(BROKER_AWAY)."""
         production = self._production
         presence = production.router.presence
         while True:
@@ -119,7 +122,8 @@ class Placement:
             await self._wait(presence.refusal(number))
 
     async def failed(self, problem: EscrowError) -> bytes | None:
-        """Return the id for the next try (None: any) after a failed one; raise ``problem`` if there is no next try."""
+        """Handle a failed try. Returns the message id for the next one, None if any id will do; raises ``problem`` if
+        there must be no next try."""
         repeats = self._kind is Exchange.SEND and self._production.choice.failover == "repeat" and self.fixed is None
         if repeats and problem.code is Code.DISCONNECTED and isinstance(problem, Unknown) and problem.message_id:
             return problem.message_id
@@ -154,8 +158,9 @@ class BatchPlacement:
         self._deadline = time.monotonic() + production.timeout
 
     async def receipts(self, messages: Any) -> Receipts:
-        """Return one typed result per row. If no broker answered any part, raises an error after which a part may have
-        been applied, if there is one, else the first."""
+        """Send the messages to their brokers, again for rows that another broker may take. Returns one typed result per
+        row. If no broker answered any part, raises an error after which a part may have been applied, if there is one,
+        else the first."""
         production = self._production
         data = messages
         if isinstance(data, Iterable) and not isinstance(data, pa.Table | pa.RecordBatch | str | bytes):
@@ -204,7 +209,8 @@ class BatchPlacement:
         return self._only if self._only is not None else await Placement(self._production, self._kind, None).number()
 
     def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, Ints, Bools]:
-        """Return the batch in wire form, the broker of each row, and which rows any broker may take."""
+        """Return the messages as an OUTGOING batch, the number of the broker of each row, and a mask of rows that any
+        broker may take. Those go to broker ``first``."""
         production, count = self._production, len(self._production.sessions)
         given = _with_ids(data)
         batch = as_batch(data, production.sessions[first].checker, production.codec(self._kind, first))
@@ -218,7 +224,8 @@ class BatchPlacement:
         return batch, where, keyless & ~given & ~joined
 
     async def _send_parts(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
-        """Send all parts, those of reachable brokers first, and return their answers or errors."""
+        """Send all parts, those of reachable brokers first, and wait. Returns for each its answer and whether it was
+        sent again, or its error."""
         production = self._production
         presence = production.router.presence
         waits: list[Awaitable[tuple[pa.RecordBatch, bool]] | EscrowError] = [Unknown(Code.CLOSED) for _ in parts]
@@ -234,7 +241,8 @@ class BatchPlacement:
         return await production.waiting.gather([_result(wait) for wait in waits])
 
     async def _again(self, left: Ints, where: Ints, free: Bools) -> Ints:
-        """Choose other brokers for rows whose broker is away. Returns the rows that are refused."""
+        """Choose another broker (in ``where``) for those of the rows ``left`` that any may take, because theirs is
+        away. Returns the rows that are refused."""
         production = self._production
         presence = production.router.presence
         over = time.monotonic() >= self._deadline
@@ -306,7 +314,7 @@ async def _start_parts(
 
 
 async def _result(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
-    """Return the result of a wait, or its error."""
+    """Wait for a result. Returns it, or its EscrowError; an error in place of the awaitable is returned at once."""
     if isinstance(wait, EscrowError):
         return wait
     try:
@@ -316,14 +324,14 @@ async def _result(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
 
 
 def _all(code: Code, count: int) -> pa.RecordBatch:
-    """Return the PRODUCED answer that gives each of ``count`` rows one code."""
+    """Return a PRODUCED answer that refuses ``count`` rows with the same code."""
     values = zip(schemas.PRODUCED, (int(code), -1, -1, -1, None), strict=True)
     arrays = [pa.repeat(pa.scalar(value, field.type), count) for field, value in values]
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)
 
 
 def _with_ids(data: Any) -> Bools:
-    """Return which messages have an id of the caller's, whose repeats must go to the same broker."""
+    """Return a mask of the messages that have an id of the caller's: their repeats must go to the same broker."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         if "message_id" not in data.schema.names:
             return np.zeros(data.num_rows, np.bool_)

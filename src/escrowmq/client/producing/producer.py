@@ -65,33 +65,34 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def group(self) -> str:
-        """The producer group."""
+        """The name of the producer group."""
         return self._production.group
 
     @property
     def instance(self) -> str:
-        """The name under which a newer producer would fence this one."""
+        """The name of this producer in its group: a newer producer of the same name fences this one."""
         return self._production.instance
 
     @property
     def dropped(self) -> int:
-        """Messages dropped with qos=0."""
+        """The number of messages that were dropped with qos=0, because too many waited."""
         return self._production.dropped
 
     @property
     def confirm(self) -> Confirm:
-        """Return whether single ends are waited for, "answered", or not, "oneway"."""
+        """Whether single ends of transactions wait for the broker's answer ("answered") or do not ("oneway")."""
         return self._production.choice.confirm
 
     @property
     def refused_ends(self) -> int:
-        """Oneway ends that surely had no effect: the transaction was decided the other way or has expired, the producer
-        was fenced, the broker was away. The log names one now and then."""
+        """The number of oneway ends that surely had no effect: the transaction was decided the other way or has
+        expired, the producer was fenced, the broker was away. The log names one now and then."""
         return self._production.tally.refused
 
     @property
     def unknown_ends(self) -> int:
-        """Oneway ends without an answer within ``timeout`` or until :meth:`close`. They may have had effect."""
+        """The number of oneway ends without an answer within ``timeout`` or until :meth:`close`. They may have had
+        effect."""
         return self._production.tally.unknown
 
     def checker(self, decide: CheckerT) -> CheckerT:
@@ -108,16 +109,18 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def unanswered(self) -> int:
-        """Checks without an answer: the checker raised, or returned no outcome. The broker repeats them."""
+        """The number of checks without an answer: the checker raised, or returned no outcome. The broker repeats
+        them."""
         return self._production.unanswered
 
     def attend(self, present: bool) -> None:
-        """Stop or resume receiving checks, for example while the checker's database is away: a check that is answered
-        UNKNOWN counts towards ``check_max``, a check without any producer does not."""
+        """Stop (False) or resume (True) receiving checks, for example while the checker's database is away: a check
+        that is answered UNKNOWN counts towards ``check_max``, a check without any producer does not."""
         self._production.attend(present)
 
     def transaction(self) -> TransactionT:
-        """Return a transaction, as a context manager: leaving commits, an exception rolls back and continues.
+        """Return a new transaction, a context manager: leaving its block commits, an exception rolls back and
+        propagates.
 
         Raises Misuse(NO_CHECKER) if the producer has no checker.
         """
@@ -149,10 +152,11 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.produce(Exchange.SEND, topic, body, **options)
 
     async def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
-        """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
+        """Send many messages at once: an iterable of :class:`Message`, a record batch or a table with columns of
+        OUTGOING.
 
-        One typed result per row: refused rows do not stop the others. ``shard``: the broker of all of them, whatever
-        their keys (see :meth:`place`). Raises only if the whole batch is invalid or its outcome Unknown.
+        Returns one typed result per row: refused rows do not stop the others. ``shard``: the broker of all of them,
+        whatever their keys (see :meth:`place`). Raises only if the whole batch is invalid or its outcome Unknown.
         """
         return await self._production.produce_batch(Exchange.SEND, messages, shard)
 
@@ -224,14 +228,14 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.produce(Exchange.PREPARE, topic, body, transaction_id, **options)
 
     async def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
-        """Send half messages, one transaction each, as :meth:`send_batch`. Pass ``receipts.transactions`` to
-        :meth:`end_batch`."""
+        """Send many half messages, one transaction each; arguments and results as of :meth:`send_batch`. Pass
+        ``receipts.transactions`` to :meth:`end_batch`."""
         self._production.need_checker()
         return await self._production.produce_batch(Exchange.PREPARE, messages, shard)
 
     async def commit(self, transaction_id: AnyTransactionId) -> Code:
-        """Commit by id, from any process of the group. Returns COMMITTED or ALREADY_COMMITTED, or SENT with
-        ``confirm="oneway"``. Raises CONFLICT and so on.
+        """Commit a transaction by id, from any process of the group. Returns COMMITTED or ALREADY_COMMITTED, or SENT
+        with ``confirm="oneway"``. Raises CONFLICT and so on.
 
         The id is the transaction's, or the ``message_id`` that the producer gave to a half message of it (a text that
         is not the printed form of a transaction id), which is looked up in this producer group. Raises
@@ -240,7 +244,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return require(Outcome.COMMIT, await self._production.end(transaction_id, Outcome.COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
-        """Roll back by id, as :meth:`commit`. Returns ROLLED_BACK, ALREADY_ROLLED_BACK or SENT."""
+        """Roll back a transaction by id, as :meth:`commit`. Returns ROLLED_BACK, ALREADY_ROLLED_BACK or SENT."""
         return require(Outcome.ROLLBACK, await self._production.end(transaction_id, Outcome.ROLLBACK))
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:
@@ -253,9 +257,9 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.end(transaction_id, outcome, confirm)
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
-        """End many: ids as an Arrow column (``receipts.transactions``), NumPy records or an iterable; one outcome for
-        all, or a column. Returns one typed result per row (UNKNOWN_TRANSACTION for a null id), whatever ``confirm`` is.
-        """
+        """End many transactions: ids as an Arrow column (``receipts.transactions``), NumPy records or an iterable; one
+        outcome for all, or a column. Returns one typed result per row (UNKNOWN_TRANSACTION for a null id), whatever
+        ``confirm`` is."""
         return await self._production.end_batch(transaction_ids, outcomes)
 
     # Writers of numbered batches
@@ -272,7 +276,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.waiting.away(commit_batch, self._production, writer, batch, ids)
 
     async def last_batch(self, writer: str) -> int | None:
-        """Return the last batch of ``writer`` that every broker has decided."""
+        """Return the number of the last batch of ``writer`` that every broker has decided; None if there is none."""
         return await self._production.waiting.away(last_batch, self._production, writer)
 
     # The end
@@ -283,7 +287,7 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.waiting.away(self._production.drain, patience)
 
     async def close(self) -> None:
-        """Stop answering checks, wait for requests in flight, refuse new ones."""
+        """Stop answering checks, refuse new requests, and wait for those in flight, at most ``timeout`` seconds."""
         await self._close()
 
 

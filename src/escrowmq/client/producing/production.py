@@ -149,7 +149,8 @@ class Production:
     async def _produce(
         self, kind: Exchange, topic: str | Message, body: Any, joined: TransactionId | None, **options: Any
     ) -> Receipt:
-        """Send or prepare one message, opening the session if necessary."""
+        """Send or prepare one message, opening the session if necessary; with several brokers choose one, again after
+        each failed try."""
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
@@ -244,7 +245,7 @@ class Production:
                 await placement.failed(problem)
 
     async def _send_end(self, number: int, row: Row) -> Code:
-        """Add an end to its lane. Waits only for the session, if there is no lane yet."""
+        """Add a oneway end to its lane, and return SENT. Waits only for the session, if there is no lane yet."""
         if self._several and self.choice.absent == "fail" and self.router.presence.away(number):
             raise self.router.presence.refusal(number)
         lane = self._ending[number] or await self.open(Exchange.END, number)
@@ -252,7 +253,7 @@ class Production:
         return Code.SENT
 
     async def broker(self, shard: int) -> int:
-        """Return the number of the broker that holds a shard; asks the brokers if it is not known yet."""
+        """Return the number of the broker that holds a shard; requests it from the brokers if it is not known yet."""
         known = self.router.known_shard(shard)
         if known is not None:
             return known
@@ -266,8 +267,9 @@ class Production:
             await self.waiting.pause(PAUSE_SECONDS)
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """Return the lane of one kind to one broker, once the session is open; calls that wait for it continue in their
-        order. ``free``: the call may go to another broker, so it does not wait for one that is away."""
+        """Open the session with a broker if necessary, and return the lane for one kind of request to it. Calls that
+        wait for the session continue in their order. ``free``: the call may go to another broker, so it does not wait
+        for one that is away."""
         session, transactional = self.sessions[number], kind is not Exchange.SEND
         wanted = transactional or self._decide is not None
         if self._several:
@@ -289,7 +291,8 @@ class Production:
         return self.lane(kind, number)
 
     async def meet(self) -> None:
-        """Probe several brokers once. Raises Overloaded(BROKER_AWAY) if none is reachable, Misuse(BAD_URL)."""
+        """Probe several brokers, unless that was done. Raises Overloaded(BROKER_AWAY) if none is reachable,
+        Misuse(BAD_URL)."""
         if not self.router.presence.known:
             await self.waiting.away(self.router.presence.meet, self.timeout)
 
@@ -314,7 +317,8 @@ class Production:
         return found
 
     async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None, hooked: bool = False) -> Receipts:
-        """Send or prepare many, to the broker of ``shard`` unless that is None. ``hooked``: the hooks run already."""
+        """Send or prepare many messages, to the broker of ``shard`` unless that is None. Returns their results.
+        ``hooked``: the hooks are running already."""
         if hooks.installed and not hooked:
             return await self._produce_batch_with_hooks(kind, messages, shard)
         only = None if shard is None else await self.broker(shard)
@@ -361,7 +365,7 @@ class Production:
         return self._codecs[kind, number]
 
     def lane(self, kind: Exchange, number: int) -> Lane:
-        """Return the lane of one kind to one broker, made at the first call."""
+        """Return the lane for one kind of request to a broker, made at the first call."""
         with self._lock:
             if (lane := self._by_kind[kind][number]) is not None:
                 return lane
@@ -383,7 +387,8 @@ class Production:
             return lane
 
     def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Return a name of the broker for each key. Blocks until it is known which brokers are reachable."""
+        """Return for each key the broker's shard or, if it was never reached, a negative number that stands for it.
+        Blocks until it is known which brokers are reachable."""
         if self._several:
             with suppress(Overloaded):  # keys have their brokers, reachable or not
                 self.router.presence.meet(self.timeout)
@@ -394,8 +399,8 @@ class Production:
         return np.asarray(names[numbers])
 
     def _parts(self, kind: Exchange, data: Any) -> tuple[pa.RecordBatch, list[Part]]:
-        """Return a user's batch in wire form for the only broker, whose session is open, and its parts without the rows
-        that are too large."""
+        """Convert a user's messages to an OUTGOING batch for the only broker, whose session is open. Returns it, and
+        its parts for single requests, without the rows that are too large."""
         checker = self.sessions[0].checker
         batch = as_batch(data, checker, self._codecs[kind, 0])
         fitting = np.flatnonzero(byte_lengths(batch.column("body")) <= checker.limits.max_body_bytes)
@@ -404,12 +409,13 @@ class Production:
     # Check-back
 
     def need_checker(self) -> None:
-        """Raise Misuse(NO_CHECKER) if there is none, and one is needed."""
+        """Raise Misuse(NO_CHECKER) if the producer has no checker, unless it was made with ``unasked``."""
         if self._decide is None and not self._unasked:
             raise Misuse(Code.NO_CHECKER)
 
     def set_checker(self, decide: AnyChecker) -> None:
-        """Begin to answer checks. Raises Misuse if there is a checker already, or this is none."""
+        """Register the checker and begin to answer checks from all brokers. Raises Misuse if there is a checker
+        already, or this is none."""
         validate_checker(decide, self.waiting.loop)
         with self._lock:
             if self._decide is not None:
@@ -429,12 +435,13 @@ class Production:
 
     @property
     def answers_checks(self) -> bool:
-        """Return whether it has a checker, and is open and present: if it does not listen for checks, it soon will."""
+        """Whether the producer has a checker, is open and attends: if it does not listen for checks yet, it soon
+        will."""
         return not self._closed and any(loop.attends for loop in self._loops)
 
     def listening(self, timeout: float) -> bool:
-        """Wait until every reachable broker sends checks to this producer; False if not within ``timeout``. Raises
-        Fenced."""
+        """Wait until every reachable broker sends checks to this producer; False if not within ``timeout`` seconds.
+        Raises Fenced if a newer process has its name."""
         deadline = time.monotonic() + timeout
         listening = [self._await_listening(number, deadline) for number in range(len(self._loops))]
         for loop in self._loops:
@@ -461,12 +468,12 @@ class Production:
         self._loops, self._pool = [], None
 
     def drain(self, timeout: float) -> bool:
-        """Wait until nothing is in flight; False if not within ``timeout``."""
+        """Wait until all requests are answered; False if not within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         return all(lane.drain(max(deadline - time.monotonic(), 0.0)) for lane in self._all_lanes())
 
     async def close(self) -> None:
-        """Stop answering checks, wait for requests in flight (at most ``timeout``), refuse new ones."""
+        """Stop answering checks, refuse new requests, and wait for those in flight, at most ``timeout`` seconds."""
         if not self._closed:
             self._closed = True
             await self.waiting.away(self._close)

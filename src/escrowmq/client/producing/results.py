@@ -35,7 +35,7 @@ class Results(ABC, Generic[T]):
 
     @property
     def ok(self) -> bool:
-        """Return whether no row was refused."""
+        """Whether no row was refused."""
         return not self._refused.any()
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Receipts(Results[Receipt]):
         )
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Return columns topic, message_id, code, position, queue, offset, transaction."""
+        """Return the receipts as a record batch: topic, message_id, code, position, queue, offset, transaction."""
         names = ["topic", "message_id", "code", "position", "queue", "offset", "transaction"]
         numbers = map(pa.array, (self.codes, self.positions, self.queues, self.offsets))
         return pa.RecordBatch.from_arrays([self._topics, self.message_ids, *numbers, self.transactions], names)
@@ -121,8 +121,8 @@ class EndResults(Results[Code]):
 def receipts(
     sent: pa.RecordBatch, rows: Sequence[npt.NDArray[np.int64]], answers: Sequence[pa.RecordBatch]
 ) -> Receipts:
-    """Return the receipts of a batch from the PRODUCED answers to its parts and the rows of each part. Rows in no part
-    are BODY_TOO_LARGE."""
+    """Return the receipts of the batch ``sent``: ``answers`` are the PRODUCED answers to its parts, ``rows`` the row
+    numbers of each part. Rows in no part are BODY_TOO_LARGE."""
     ids, topics = sent.column("message_id"), sent.column("topic")
     if len(rows) == 1 and len(rows[0]) == sent.num_rows:  # one part, which is all of it
         codes, positions, queues, offsets, transactions = answers[0].columns

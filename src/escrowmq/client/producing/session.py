@@ -46,7 +46,7 @@ class Session:
         self._lock = threading.Lock()
 
     def ready(self, transactional: bool) -> bool:
-        """Return whether it is open, and for transactions if that is wanted."""
+        """Return whether the session is open, and for transactions if that is wanted."""
         return self.number is not None and (self.transactional or not transactional)
 
     def open(self, transactional: bool, attendance: Attendance | None = None, *, patience: float | None = None) -> int:
@@ -79,9 +79,10 @@ class Session:
             self._lock.release()
 
     def renew(self, forgotten: int) -> None:
-        """Open another session, unless that has been done, because the broker has forgotten this one.
+        """Open another session, because the broker has forgotten the one with the number ``forgotten``, unless that has
+        been done.
 
-        Raises Fenced if a newer process has this one's name, else as :meth:`open`.
+        Raises Fenced if a newer process has this producer's name, else as :meth:`open`.
         """
         with self._lock:
             if self.number == forgotten:

@@ -53,7 +53,7 @@ class TransactionBase:
         self._asks.append(ask)
 
     def leave_undecided(self) -> None:
-        """Leave the outcome to the check-back, as a crash at this place would."""
+        """End this object without deciding the transaction: the check-back decides it, as after a crash here."""
         self._need_active()
         self._phase = Phase.LEFT
 
@@ -107,7 +107,8 @@ class AsyncTransaction(TransactionBase):
     async def send(
         self, topic: str | Message, body: bytes | None = None, **options: Unpack[HalfMessageOptions]
     ) -> Receipt:
-        """Put a message into escrow; durable there when this returns. Raises as :meth:`Producer.send`."""
+        """Send a half message of this transaction; it is durable when this returns, and invisible until the commit.
+        Raises as :meth:`Producer.send`."""
         self._need_active()
         receipt = await self._production.produce(Exchange.PREPARE, topic, body, self.id, **options)
         if self.id is None:
@@ -115,8 +116,8 @@ class AsyncTransaction(TransactionBase):
         return receipt
 
     async def commit(self) -> Code:
-        """Make the messages visible. Returns COMMITTED or ALREADY_COMMITTED (OK if there are no messages), or SENT,
-        without waiting, if the producer has ``confirm="oneway"``.
+        """Commit the transaction: its messages become visible. Returns COMMITTED or ALREADY_COMMITTED (OK if there are
+        no messages), or SENT, without waiting, if the producer has ``confirm="oneway"``.
 
         Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back),
         Unknown(TIMED_OUT) if it has not decided yet (left to the check-back).
@@ -124,8 +125,8 @@ class AsyncTransaction(TransactionBase):
         return await self._end(COMMIT)
 
     async def rollback(self) -> Code:
-        """Drop the messages. Returns ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages), SENT as
-        :meth:`commit`.
+        """Roll back the transaction: its messages never become visible. Returns ROLLED_BACK or ALREADY_ROLLED_BACK (OK
+        if there are no messages), SENT as :meth:`commit`.
 
         Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed).
         """

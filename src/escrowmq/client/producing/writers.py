@@ -29,7 +29,8 @@ class BatchCommit:
 
 
 def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
-    """Commit a batch at every broker; see :meth:`Producer.commit_batch`."""
+    """Commit a numbered batch of a writer at every broker, each with its part of the transactions; see
+    :meth:`Producer.commit_batch`."""
     by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
     if any(production.router.known_shard(identity.shard) is None for identity in ids):
         for number in by_broker:  # waits for a broker that is away as long as the commit itself
@@ -44,7 +45,7 @@ def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[
 
 
 def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: float) -> Committed:
-    """Commit one broker's part, under a new session if the broker has forgotten this one."""
+    """Commit the part of a numbered batch at one broker; under a new session if the broker has forgotten this one."""
 
     def attempt(number: int) -> Committed:
         call = COMMIT({"writer": writer, "batch": batch, "transactions": ids, "session": number})
@@ -61,7 +62,7 @@ def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: 
 
 
 def last_batch(production: Production, writer: str) -> int | None:
-    """Return the last batch that every broker has decided; None if one has none."""
+    """Return the number of the last batch of a writer that every broker has decided; None if a broker has none."""
     batches: list[int] = []
     for link in production.router.links:
         answer = patient_action(link, SHOW({"writer": writer}), time.monotonic() + production.timeout)

@@ -27,7 +27,8 @@ _OF_GROUPS += ["qos", "seen", "instance", "in_doubt"]
 
 
 def view_among(topics: Any) -> str | None:
-    """Return the system view that a consumer browses, None for topics. Raises Misuse(BAD_ARGUMENT) for both."""
+    """Return the system view that a consumer browses, None if ``topics`` are topics. Raises Misuse(BAD_ARGUMENT) for a
+    view together with anything else."""
     names = [topics] if isinstance(topics, str) else list(topics)
     views = [name for name in names if isinstance(name, str) and name.startswith("%")]
     if views and len(names) > 1:
@@ -36,7 +37,8 @@ def view_among(topics: Any) -> str | None:
 
 
 def check_browsing(view: str, options: ConsumerOptions) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for an option that only a group can have."""
+    """Raise Misuse(BAD_ARGUMENT) for an option that a consumer of a system view cannot have, because it is one of
+    groups."""
     default = ConsumerOptions()
     if given := [name for name in _OF_GROUPS if getattr(options, name) != getattr(default, name)]:
         hint = "there are tags, start, prefetch, timeout"
@@ -99,7 +101,7 @@ class _Ahead(Fetcher):
         return bool(self._batches) or self._problem is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until :meth:`take` has something, at most ``seconds``."""
+        """Wait until a batch or an error can be taken, or the reader is closed, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self.has_something() or self._reading.closed.is_set(), seconds)
 

@@ -30,7 +30,8 @@ class ReadMessage(Content):
 
     @property
     def damaged(self) -> str | None:
-        """Where the log is damaged under the message: its body, or all its content, is lost. None: it is whole."""
+        """Where the log is damaged under the message: its body, or all its content, is lost. None: the message is
+        whole."""
         return None
 
 
@@ -42,7 +43,7 @@ class DamagedMessage(ReadMessage):
 
     @property
     def damaged(self) -> str:
-        """The place: segment, byte, frame and position."""
+        """Where the log is damaged under the message: segment, byte, frame and position."""
         return self._rows.list(DAMAGED_COLUMN)[self._row]  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -50,8 +51,8 @@ class DamagedMessage(ReadMessage):
 
 
 def _unless_lost(column: str, whole: Any) -> property:
-    """Return the property of a damaged message in a column, which raises Corrupt(DAMAGED) if its value is lost. A null
-    key or tag is no loss if there is a message id."""
+    """Return a property for damaged messages: as ``whole``, but it raises Corrupt(DAMAGED) if the value in ``column``
+    is lost. A null key or tag is no loss if there is a message id."""
 
     def get(message: DamagedMessage) -> Any:
         rows, row = message._rows, message._row
@@ -69,7 +70,7 @@ for _name in ("body", "key", "tag", "properties", "message_id", "born", "transac
 
 
 def message_at(rows: Rows, row: int) -> ReadMessage:
-    """Return a message that was read: a :class:`DamagedMessage` if the log is damaged under it."""
+    """Return the message in a row that was read: a :class:`DamagedMessage` if the log is damaged under it."""
     damaged = DAMAGED_COLUMN in rows.batch.schema.names and rows.list(DAMAGED_COLUMN)[row] is not None
     return (DamagedMessage if damaged else ReadMessage)(rows, row)
 
@@ -93,7 +94,7 @@ class ReadBatch(Batch[ReadMessage]):
 
     @property
     def arrow(self) -> pa.RecordBatch:
-        """The columns: of a system view those of the view."""
+        """The messages as a record batch; of a system view with the view's columns."""
         return self._columns
 
     def _at(self, row: int) -> ReadMessage:
@@ -108,11 +109,12 @@ class ReaderBase:
 
     @property
     def topic(self) -> str:
-        """The topic or system view that it reads."""
+        """The name of the topic or system view that is read."""
         return self._reading.topic
 
     def positions(self) -> dict[Partition, int]:
-        """Return the next offset of every (shard, queue): the ``start`` of a reader that continues here."""
+        """Return the offset at which each partition (shard, queue) continues: the ``start`` of a reader that continues
+        here."""
         return dict(self._reading.positions)
 
     @property
@@ -149,7 +151,7 @@ class AsyncReader(ReaderBase, AsyncCloses):
         await self._reading.waiting.away(self._reading.seek, start)
 
     async def close(self) -> None:
-        """End iteration."""
+        """End iteration, and the threads that wait for messages."""
         await self._close()
 
     def __aiter__(self) -> AsyncIterator[ReadBatch]:

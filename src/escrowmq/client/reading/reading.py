@@ -118,7 +118,8 @@ class Reading:
     # Where to read
 
     def assign(self) -> None:
-        """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
+        """Find the queues to read at all brokers, and set where each begins. Raises UNKNOWN_TOPIC, BAD_QUEUE,
+        BAD_ARGUMENT, Unknown(TIMED_OUT)."""
         self._since = datetime.now(UTC)
         answers, _ = call_each(self.router, partial(self._offsets, start=self._start), self.timeout, *_NOT_HERE)
         found = {partition: bounds for answer in answers.values() if answer for partition, bounds in answer.items()}
@@ -162,7 +163,8 @@ class Reading:
             self._move(there, start, unnamed=None)
 
     def _offsets(self, number: int, start: Start) -> dict[Partition, topics.QueueOffsets]:
-        """Return the partitions at one broker, and their bounds."""
+        """Return the partitions of the topic at broker ``number``, each with its bounds: first and next offset, and the
+        offset at ``start`` if that is a time."""
         request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = datetime_us(start)
@@ -189,7 +191,8 @@ class Reading:
         return list(dict.fromkeys(chosen))
 
     def partition(self, given: Any) -> Partition:
-        """Return (shard, queue) of (shard or number of the broker, queue). Raises Misuse(BAD_ARGUMENT)."""
+        """Convert (shard or number of the broker, queue) to (shard, queue). Raises Misuse(BAD_ARGUMENT) for anything
+        else."""
         if isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given):
             broker, queue = given
             if self.router.known_shard(broker) is not None:
@@ -201,7 +204,8 @@ class Reading:
         raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no partition", "(shard or number of the broker, queue)")
 
     def _move(self, found: Mapping[Partition, Mapping[str, Any]], start: Start, unnamed: str | None) -> None:
-        """Set new positions from what the brokers report of each partition."""
+        """Set the positions of the partitions in ``found`` (their bounds) to ``start``. ``unnamed``: the bound at which
+        partitions begin that a mapping does not name; None: they keep their positions."""
         if isinstance(start, Mapping):
             given = {self.partition(partition): offset for partition, offset in start.items()}
             if self._late:  # the others are checked when their brokers answer
@@ -224,8 +228,8 @@ class Reading:
     # Reading
 
     def fill(self, seconds: float) -> bool:
-        """Fetch messages for :meth:`take`, waiting up to about ``seconds``, at most WAIT_SECONDS. Returns whether there
-        are any. Raises RANGE_PURGED."""
+        """Fetch messages for :meth:`take`, waiting up to about ``seconds``, at most WAIT_SECONDS. Returns whether some
+        can be taken. Raises RANGE_PURGED."""
         with self._filling:
             deadline = time.monotonic() + min(max(seconds, 0.0), WAIT_SECONDS)
             while not self.closed.is_set():
@@ -240,8 +244,8 @@ class Reading:
             return False
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
-        """Return up to ``most`` of the messages that :meth:`fill` fetched, and where to continue, and move the position
-        there. None if another thread took them."""
+        """Take up to ``most`` of the messages that :meth:`fill` fetched, and move the position behind them. Returns
+        their partition, the batch and the new position; None if another thread took them."""
         with self._taking:
             stream = self._stream
             if stream is None or stream.batch is None:
@@ -326,7 +330,7 @@ class Reading:
                     self.router.presence.suspect(number)
 
     def _poll_all(self, threads: ThreadPoolExecutor) -> None:
-        """Collect what every broker has now, without waiting for one that is away."""
+        """Poll every broker once, without waiting for one that is away, and queue the partitions with messages."""
         presence, began = self.router.presence, time.monotonic()
         numbers = [number for number in range(len(self.router)) if not presence.quiet(number)]
         polls = {threads.submit(self._poll, number, 0.0): number for number in numbers}
@@ -355,8 +359,8 @@ class Reading:
                 self._ready.append((partition, end))
 
     def _poll(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
-        """Return the partitions of a broker that have messages; none after ``seconds``. Retries while the broker is
-        away."""
+        """Wait until partitions of broker ``number`` have messages. Returns each with its end offset; none after
+        ``seconds``. Retries while the broker is away."""
         deadline = time.monotonic() + seconds
         if number in self._late:
             presence = self.router.presence
@@ -389,7 +393,7 @@ class Reading:
         return []
 
     def _pause_or_raise(self, number: int, problem: EscrowError) -> None:
-        """Pause the requests to a broker that is away; raise every other error."""
+        """Back off from broker ``number`` if ``problem`` shows that it is away; raise every other error."""
         if self.closed.is_set():
             return
         if problem.code not in AWAY:
@@ -400,15 +404,15 @@ class Reading:
 
 
 def counter(source: str) -> str | None:
-    """Return the column that rises from row to row, by which a reader counts; None of dead letters, which are counted
-    by their time of death, and read in one range."""
+    """Return the column of a source that rises from row to row, by which a reader counts: ``offset`` or, of a view,
+    ``position``. None for dead letters, which are counted by their time of death, and read in one range."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 
 
 def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the columns that a reader hands out: all of the source, or these and its :func:`counter`. Raises
+    """Return the schema of what a reader hands out: all columns of the source, or these and its :func:`counter`. Raises
     Misuse(BAD_ARGUMENT) for unknown ones."""
     schema = read_schema(source, damaged=False)
     names = schema.names if columns is None else list(dict.fromkeys([*columns, counter(source) or "offset"]))
@@ -419,7 +423,8 @@ def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch without the column ``damaged`` if nothing in it is damaged."""
+    """Return a batch with the columns of ``schema``, without ``damaged``, if none of its rows is damaged; else the
+    batch."""
     if batch.column(DAMAGED_COLUMN).null_count < batch.num_rows:
         return batch
     return pa.RecordBatch.from_arrays([batch.column(name) for name in schema.names], schema=schema)

@@ -24,8 +24,9 @@ _SAME |= {"born_us", "stored_us", "visible_us"}
 def call_each(
     router: Router, call: Callable[[int], T], timeout: float, *unknown: Code
 ) -> tuple[dict[int, T | None], list[Missing]]:
-    """Return the result of each reachable broker by its number, and the missing brokers. The result of a broker that
-    rejects the call with a code of ``unknown`` is None; raises that code if all of them do."""
+    """Call ``call`` with the number of each broker. Returns the results of the reachable ones by number, and the
+    missing brokers. The result of a broker that rejects the call with a code of ``unknown`` is None; if all do, that is
+    raised."""
 
     def attempt(number: int) -> T | Rejected:
         try:

@@ -26,7 +26,8 @@ from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, GROUP_ACT_VIEW_NAME, HA
 
 
 def messages_of(source: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows of a source as columns of DELIVERY, as far as they were read; ``damaged`` stays."""
+    """Convert the rows of a source, as far as their columns were read, to messages with columns of DELIVERY. Rows of a
+    topic stay as they are; ``damaged`` stays."""
     if source == HALF_VIEW_NAME:
         return _with(rows, {"offset": rows.column("position")})
     if source in _MESSAGES:
@@ -77,7 +78,8 @@ def _place(known: Columns, *names: str) -> str | None:
 
 
 def _message(row: Columns, topic: str, time: str, convert: Callable[[Columns], tuple[Columns, Columns]]) -> Columns:
-    """Return a row of DELIVERY; a damaged one, of which nothing is known, without content."""
+    """Convert a row of a view to a row of DELIVERY. ``time``: the column with its time; ``convert`` returns its
+    properties and other fields. A damaged row, of which nothing is known, gets no content."""
     position, time_us, damaged = row["position"], row.get(time, 0), row.get(DAMAGED_COLUMN)
     message = dict.fromkeys(DELIVERY.names) | {"lease": -1, "attempt": 0, DAMAGED_COLUMN: damaged}
     message |= {"topic": topic, "queue": 0, "offset": position, "position": position, "stored_us": time_us}
