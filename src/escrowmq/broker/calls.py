@@ -85,7 +85,7 @@ class Calls:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Number of the shard, and how often its log was opened."""
+        """The number of the shard, and how often its log was opened."""
         return self.engine.log.shard, self.engine.log.epoch
 
     def exchange(

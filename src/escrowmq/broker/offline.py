@@ -98,7 +98,8 @@ class OfflineShard:
 
 
 def open_shard(folder: Path, ask: Ask | None = None) -> OfflineShard:
-    """Open the shard in a folder; if it is in use, the part that ``ask`` reports as durable. Misuse(NOT_A_DATA_FOLDER),
+    """Open the shard in a folder for reading, without its broker. If a broker uses the folder, only what ``ask``
+    reports as durable is read; waits a moment for a folder that is behind. Raises Misuse(NOT_A_DATA_FOLDER),
     Corrupt(DAMAGED, NEWER_FORMAT)."""
     disk, deadline = RealDisk(folder, read_only=True), time.monotonic() + LAG_SECONDS
     while True:

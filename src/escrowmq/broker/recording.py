@@ -54,7 +54,7 @@ def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
 
 
 def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
-    """Return one page of recorded actions."""
+    """Return one page of the recorded operator actions; of ``most`` entries unless the request names a limit."""
     journal, newest = engine.log.acts, request.get("newest", False)
     found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
     answer = acts.Page(acts=[to_act(one) for one in found])

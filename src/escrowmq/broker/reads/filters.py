@@ -96,7 +96,8 @@ def limited(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.
 
 
 def coalesced(batches: Iterator[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Join small batches until they have ``rows`` rows or ``size`` bytes; pass larger ones as they are."""
+    """Join small batches until they have ``rows`` rows or ``size`` bytes, and yield them; larger ones are yielded as
+    they are."""
     waiting: list[pa.RecordBatch] = []
     count = held = 0
     for batch in batches:

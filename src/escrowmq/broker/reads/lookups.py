@@ -35,7 +35,8 @@ _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reo
 
 
 def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
-    """Return a transaction with its messages and its timeline. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
+    """Return a transaction with its messages and its timeline; without bodies if it was rolled back or has expired.
+    Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
@@ -51,7 +52,8 @@ def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
 
 
 def bodies_of(engine: Readable, identity: TransactionId) -> list[Body]:
-    """Return the bodies of the messages that :func:`show_transaction` shows. Raises as that."""
+    """Return the bodies of the messages of a transaction, also those that :func:`show_transaction` withholds. Raises as
+    that."""
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     messages = [describe(row) for row in _rows(engine, found["positions"][:MAX_SHOWN])]
     return [{"position": one["position"], "body_base64": one["body_base64"]} for one in messages]

@@ -24,8 +24,9 @@ class Standing:
 
 
 def standing(engine: Readable) -> dict[str, list[Standing]]:
-    """Collect the state by kind: ``topic`` (stored, end), ``consumer`` (for each group and topic: lag, leased,
-    retrying, dead, lag_seconds, acked) and ``producer`` (for each group: open, parked, oldest_seconds, connected)."""
+    """Return the state of all topics and groups by kind: ``topic`` (stored, end), ``consumer`` (for each group and
+    topic: lag, leased, retrying, dead, lag_seconds, acked) and ``producer`` (for each group: open, parked,
+    oldest_seconds, connected)."""
     found: dict[str, list[Standing]] = engine.look(lambda: _look(engine.shard)).result()
     now_us = engine.clock.now_us()
     behind = [one for one in found["consumer"] if one.oldest >= engine.log.first_position]

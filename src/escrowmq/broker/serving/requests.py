@@ -138,7 +138,8 @@ class Requests:
         return self.leaving and not (self._open or self._waiting or self._connection.owes)
 
     def take(self, came: list[Frame]) -> None:
-        """Process received frames. A frame that breaks the protocol rejects the client; nothing is raised."""
+        """Process received frames: first the greeting, then requests. A frame that breaks the protocol rejects the
+        client; nothing is raised."""
         if self.leaving:
             return
         try:
@@ -226,7 +227,7 @@ class Requests:
     # Starting
 
     def go_on(self) -> None:
-        """Start waiting requests, as far as the limits allow."""
+        """Start waiting requests in their order, as far as the limits allow. Sets ``paused`` if one must wait."""
         try:
             while self._waiting and not self.leaving:
                 if self._must_wait():

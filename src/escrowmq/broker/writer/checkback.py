@@ -194,7 +194,7 @@ class Listeners:
 
     @property
     def wake_us(self) -> int:
-        """The time before which :meth:`ask` has nothing to do."""
+        """The broker time before which :meth:`ask` has nothing to do."""
         return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Listener:
@@ -229,17 +229,17 @@ class Listeners:
             self.leave(listener)
 
     def groups(self) -> list[str]:
-        """Return the groups with at least one listener."""
+        """Return the producer groups with at least one connected session."""
         with self._lock:
             return list(self._listeners)
 
     def count(self, group: str) -> int:
-        """Return how many listeners a group has."""
+        """Return how many sessions of a producer group are connected."""
         with self._lock:
             return len(self._listeners.get(group, ()))
 
     def sessions(self) -> Int64s:
-        """Return the sessions of all listeners."""
+        """Return the numbers of all connected producer sessions."""
         return np.array([m.session for m in self._all()], np.int64)
 
     @property

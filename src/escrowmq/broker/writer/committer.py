@@ -36,7 +36,7 @@ class Committer:
         self._commits.put((sync, tell))
 
     def wait(self) -> bool:
-        """Wait until no sync runs. Returns whether one did."""
+        """Wait until no round is being synced. Returns whether it had to wait."""
         if self._syncing.acquire(blocking=False):
             self._syncing.release()
             return False
@@ -49,7 +49,7 @@ class Committer:
             pass
 
     def close(self) -> None:
-        """Finish pending work and end the threads."""
+        """Wait until all rounds are synced and answered, and end the threads."""
         self.drain()
         for _ in self._threads:
             self._commits.put(None)

@@ -111,8 +111,8 @@ class Engine:
     # Requests
 
     def submit(self, command: Command, *, early: bool = False, source: Hashable = None) -> Future[Any]:
-        """Queue a command for the writer. The future raises EscrowError; QUEUE_FULL at once if too much is queued, in
-        total or of its ``source``. ``early``: answer before it is durable."""
+        """Queue a command for the writer. Returns a future of its answer, given once it is durable (``early``: before),
+        or of an EscrowError: QUEUE_FULL at once if too much is queued, in total or of its ``source``."""
         return self._enter(Request(command, early=early, source=source)).future
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
@@ -334,7 +334,8 @@ class Engine:
         return [r for r in requests if not r.withdrawn]
 
     def _in_turn(self, arrived: list[AnyRequest], late: bool) -> list[AnyRequest]:
-        """Return those of the new and the waiting requests that the next round takes. With the lock held."""
+        """Return those of the requests that have just arrived, and of those in the fair queue, that the next round
+        takes. With the lock held."""
         most = LATE_BYTES if late else min(self._pace.round(), ROUND_BYTES)
         if self._queued_bytes > most:
             self._line.put(request for request in arrived if request.writes)

@@ -33,7 +33,7 @@ class Line:
         self.count = 0  # requests in the queue
 
     def put(self, requests: Iterable[AnyRequest]) -> None:
-        """Append requests, each behind those of its source."""
+        """Append requests, each behind the waiting ones of its source (the connection)."""
         for request in requests:
             source = request.source
             if (waiting := self._waiting.get(source)) is None:

@@ -63,11 +63,12 @@ class GroupsAdmin(Asking):
     ) -> Listing[MovedGroup]:
         """Set where a consumer group continues, at every broker, in all its queues, those of ``topic`` or one ``queue``
         of it: ``to`` ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from
-        its place (back if below 0). Returns the new place in each queue; with ``dry_run`` nothing changes.
+        where it stands (back if below 0). Returns the new offset in each queue; with ``dry_run`` nothing changes.
 
-        Messages that were settled are redelivered as repeats, with attempts counted anew; those in between are
-        *skipped*. Leases there end, and their acknowledgements get LEASE_LOST. Dead letters below stay. Running
-        consumers continue at the new place. Effects that an inbox has marked are not repeated.
+        If the group moves back, settled messages are redelivered as repeats, with attempts counted anew; if it moves
+        forward, messages in between are *skipped*. Leases there end, and their acknowledgements get LEASE_LOST. Dead
+        letters below stay. Running consumers continue at the new offset. Effects that an inbox has marked are not
+        repeated.
 
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for messages that members of a group of
         ``in_doubt="hold"`` hold, unless ``force``.
@@ -147,7 +148,7 @@ class GroupsAdmin(Asking):
         return Listing(({**limits, **at} for at, limits in found), missing)
 
     def delete_group(self, group: str, *, force: bool = False, why: str | None = None) -> Listing[DeletedGroup]:
-        """Delete a consumer group at every broker, with its places, retries and dead letters. Returns what is lost.
+        """Delete a consumer group at every broker, with its offsets, retries and dead letters. Returns what is lost.
         Afterwards the same name is a new group.
 
         Raises UNKNOWN_GROUP; CONFLICT while consumers wait for messages or hold some, unless ``force``.

@@ -79,7 +79,9 @@ class TopicsAdmin(Asking):
         topic: str | None = None,
         limit: int | None = None,
     ) -> Listing[FoundMessage]:
-        """Return messages by id or by key, half messages included, with their state and ``body`` (bytes)."""
+        """Return the messages with an id or with a key, half messages included, each with its state and ``body``
+        (bytes): newest first, at most ``limit`` per broker. Raises Misuse(BAD_ARGUMENT) unless exactly one is
+        given."""
         if (message_id is None) == (key is None):
             raise Misuse(Code.BAD_ARGUMENT, "look up by message_id or by key")
         identity = None if message_id is None else id_of(message_id).hex()

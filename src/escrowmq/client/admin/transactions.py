@@ -91,7 +91,8 @@ class TransactionsAdmin(Asking):
         return single(self._ask(number, transactions.SETTLE(signed(request, why))))
 
     def producers(self) -> Listing[entries.Producer]:
-        """Return all producer groups, with the numbers of their undecided transactions."""
+        """Return all producer groups, each with the number of its undecided transactions and of its connected
+        sessions."""
         return self._rows(producers.LIST({}), "producers")
 
     def alter_producers(

@@ -116,7 +116,7 @@ class Order:
         return keys is not None and rows.list("offset")[row] > keys.get(rows.list("key")[row], 1 << 63)
 
     def find_withdrawn(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Return a mask of the withdrawn messages, or None if there are none."""
+        """Return a mask of those messages that are withdrawn, or None if there are none."""
         if time.monotonic() < self.valid_until(rows):
             return None
         found = np.array([self.is_withdrawn(rows, row) for row in range(rows.count)], np.bool_)

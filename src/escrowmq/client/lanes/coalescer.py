@@ -214,7 +214,8 @@ class Lane(Filling, ABC):
             self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
 
     def _take(self) -> Request | None:
-        """Return the next request to send, now in flight; None when there is none or it has to wait."""
+        """Remove the next waiting request, which is in flight then, and return it; None when there is none or it has to
+        wait."""
         if self.waiting < self._worth:
             return None
         if not self._sealed:

@@ -137,15 +137,12 @@ class Connection:
     @property
     def doubtful(self) -> bool:
         """Whether requests are pending and the broker did not answer a ping."""
-        return self._silent > self._patience and self._has_pending()
+        return self._silent > self._patience and any(one.is_owed for one in list(self._pending.values()))
 
     @property
     def watches(self) -> bool:
         """Whether a check-back subscription is open."""
         return any(isinstance(one, Watch) for one in list(self._pending.values()))
-
-    def _has_pending(self) -> bool:
-        return any(one.is_owed for one in list(self._pending.values()))
 
     # Requests
 
@@ -166,7 +163,7 @@ class Connection:
             self._wait_sent(mark)
 
     def cancel(self, number: int) -> None:
-        """Withdraw a receive, or end a read or watch. Returns at once; the answer follows."""
+        """Withdraw the receive, or end the read or watch, with this number. Returns at once; the answer follows."""
         self._send_control(number, frames.cancel(number))
 
     def add_credit(self, number: int, size: int) -> None:

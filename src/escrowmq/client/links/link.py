@@ -182,7 +182,8 @@ class ServedLink:
         return watch
 
     def close(self) -> None:
-        """Close all connections; pending requests fail with Unknown."""
+        """Close all connections, after waiting up to ``CLOSE_SECONDS`` for the answers to requests that were sent. All
+        other requests fail with Unknown."""
         with self._lock:
             if self._closed:
                 return

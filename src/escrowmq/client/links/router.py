@@ -32,8 +32,8 @@ _BY_NUMBER = -2
 
 
 def broker_of(key: str, brokers: int) -> int:
-    """Return the broker (0 .. ``brokers``-1) that takes a key: XXH64 of its UTF-8 bytes, modulo the number of
-    brokers."""
+    """Return the number of the broker (0 .. ``brokers``-1) that takes a key: XXH64 of its UTF-8 bytes, modulo the
+    number of brokers."""
     return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass"), seed=0x657363726F77) % brokers)
 
 

@@ -55,8 +55,8 @@ class ProbeSchedule:
         self._found, self._due = now, 0.0
 
     def on_disconnected(self, now: float, chance: float, *, useless: bool = False) -> None:
-        """Note that the connection was lost. The next probe is due at once, unless the connection was ``useless``
-        (its broker does not lead) or rule 3 applies."""
+        """Note that the connection was lost. The next probe is due at once, unless the connection was ``useless`` (its
+        broker does not lead), or short and not the first that failed."""
         steady = self._found is not None and now - self._found >= STEADY_SECONDS
         self._found = None
         if steady:

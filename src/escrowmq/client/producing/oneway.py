@@ -25,7 +25,8 @@ Confirm = Literal["answered", "oneway"]
 
 
 def is_oneway(confirm: Confirm) -> bool:
-    """Return whether an end does not wait for its answer. Raises Misuse(BAD_ARGUMENT)."""
+    """Return whether ``confirm`` is "oneway": an end does not wait for its answer. Raises Misuse(BAD_ARGUMENT) for a
+    value other than the two."""
     if confirm not in ("answered", "oneway"):
         raise Misuse(Code.BAD_ARGUMENT, f"confirm = {confirm!r}", '"answered" or "oneway"')
     return confirm == "oneway"

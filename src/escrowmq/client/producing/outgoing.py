@@ -143,7 +143,8 @@ def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatc
 
 
 def split(batch: pa.RecordBatch, limits: Limits) -> list[pa.RecordBatch]:
-    """Cut a batch into slices that are each within the limits of one request."""
+    """Cut a batch of messages into slices, in order, that are each within the limits of one request (rows and
+    bytes)."""
     most = limits.max_batch_bytes * 3 // 4
     # Counting only what a slice holds takes Arrow 20 times as long as counting whole buffers.
     if batch.num_rows <= limits.max_batch_rows and (batch.get_total_buffer_size() <= most or batch.nbytes <= most):

@@ -50,7 +50,7 @@ class Session:
         return self.number is not None and (self.transactional or not transactional)
 
     def open(self, transactional: bool, attendance: Attendance | None = None, *, patience: float | None = None) -> int:
-        """Open the session unless it is :meth:`ready`. Returns its number.
+        """Open the session unless it is :meth:`ready`, once for all callers. Returns its number.
 
         Raises GROUP_KIND if the group serves the other kind of message, GROUP_RULES if it exists with another check
         policy, Unknown(TIMED_OUT) without an answer in time; with an ``attendance`` Overloaded(BROKER_AWAY) instead, at

@@ -132,7 +132,8 @@ class Reading:
         return missing_brokers(self.router, reasons)
 
     def _join_late(self, number: int) -> None:
-        """Begin to read at a broker that is reachable now: at ``start``, as of the time when this reader was made."""
+        """Begin to read at broker ``number``, which has become reachable: at ``start``, as of the time when this reader
+        was made."""
         start = self._since if self._start == "latest" else self._start
         found = self._offsets(number, start)
         chosen = set(self._choose([*self.positions, *found])) & set(found)
