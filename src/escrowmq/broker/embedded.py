@@ -187,7 +187,7 @@ class EmbeddedLink:
         self._closed = CLOSED
 
     def on_fork(self) -> None:
-        """Close the link in a forked child: the engine and its folder are the parent's."""
+        """Close the link in a forked child, without stopping anything: the engine and its folder are the parent's."""
         self._closed = FORKED
         _open.clear()
 

@@ -155,7 +155,8 @@ class HttpServer:
         return [body]
 
     def _check(self, path: str, authorization: str, source: str) -> None:
-        """Raise Denied unless the request may see the page; ``/healthz`` and ``/readyz`` are open to all."""
+        """Raise Denied unless the request's token has the right to view; after a delay if many from ``source`` were
+        wrong. ``/healthz`` and ``/readyz`` are open to all."""
         if self._guard is None or path in ("/healthz", "/readyz"):
             return
         scheme, _, token = authorization.partition(" ")

@@ -15,7 +15,7 @@ BACKLOG = 4096
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a port, 0: on any free one. Raises OSError."""
+    """Return a non-blocking socket that listens on a TCP port of ``host``; port 0: any free one. Raises OSError."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -30,7 +30,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket at ``path``, which this user alone may connect to. One that a broker left behind is replaced.
+    """Return a non-blocking socket that listens at ``path``, which this user alone may connect to. One that a broker
+    left behind is replaced.
 
     Raises OSError, Misuse(BAD_URL) if something else is there or somebody listens.
     """
