@@ -37,9 +37,9 @@ class Readers:
         self._lock = threading.Lock()
 
     def note(self, content: Mapping[str, object]) -> None:
-        """Record how far a streaming query has read a queue, from a read that names its ``reader``; other reads are
-        ignored. Within a batch the largest end of a queue counts, because several tasks read it; a query that starts
-        anew counts from where it reads then."""
+        """Record how far a streaming query has read a queue, from a read that names its ``reader`` and an ``end``;
+        other reads, and those of views, are ignored. Within a batch the largest end of a queue counts, because several
+        tasks read it; a query that starts anew counts from where it reads then."""
         request = checked(ReadRequest, content)
         if "reader" not in request or "end" not in request or request["source"].startswith("%"):
             return

@@ -17,7 +17,7 @@ class RightsAdmin(Asking):
         return self._rows(rights.WHOAMI({}), None)
 
     def denials(self) -> Listing[Denials]:
-        """Return how often each broker denied a call, by principal and missing right, among its last 1,000 denials."""
+        """Return the last 1,000 denied calls of each broker, counted by principal and missing right."""
         return self._rows(rights.DENIALS({}), None)
 
     def reload_rights(self, *, why: str | None = None) -> Listing[ReloadedRights]:

@@ -56,7 +56,7 @@ class ProbeSchedule:
 
     def on_disconnected(self, now: float, chance: float, *, useless: bool = False) -> None:
         """Note that the connection was lost. The next probe is due at once, unless the connection was ``useless`` (its
-        broker does not lead), or short and not the first that failed."""
+        broker does not lead), or was short after an earlier failure."""
         steady = self._found is not None and now - self._found >= STEADY_SECONDS
         self._found = None
         if steady:
