@@ -29,8 +29,9 @@ class TransactionsAdmin(Asking):
         *,
         cause: str | None = None,
     ) -> Listing[entries.Transaction]:
-        """Return transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see
-        :meth:`transactions_summary`); at most ``limit`` per broker."""
+        """Return the transactions in a ``state`` ("open", "parked", ...), of a producer group, prepared at least
+        ``older_than`` seconds ago, undecided for a ``cause`` (see :meth:`transactions_summary`); None: any. At most
+        ``limit`` per broker."""
         request = given(transactions.List, state=state, group=group, older_than=older_than, cause=cause)
         return self._pages(transactions.LIST(request), "transactions", limit)
 
@@ -61,7 +62,8 @@ class TransactionsAdmin(Asking):
         return details
 
     def commit(self, transaction_id: AnyTransactionId, *, why: str | None = None, group: str | None = None) -> Code:
-        """Commit a transaction. Raises CONFLICT if it was rolled back.
+        """Commit a transaction, as a recorded operator action. Returns COMMITTED or ALREADY_COMMITTED; raises CONFLICT
+        if it was rolled back.
 
         The id is the transaction's, or a text that a producer gave as ``message_id`` to a half message of it, in
         producer group ``group`` (None: in any). Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names
@@ -70,12 +72,13 @@ class TransactionsAdmin(Asking):
         return self._settle(transaction_id, "commit", why, group)
 
     def rollback(self, transaction_id: AnyTransactionId, *, why: str | None = None, group: str | None = None) -> Code:
-        """Roll back a transaction. Raises CONFLICT if it was committed. Ids as for :meth:`commit`."""
+        """Roll back a transaction, as a recorded operator action. Returns ROLLED_BACK or ALREADY_ROLLED_BACK; raises
+        CONFLICT if it was committed. Ids as for :meth:`commit`."""
         return self._settle(transaction_id, "rollback", why, group)
 
     def recheck(self, transaction_id: AnyTransactionId, *, why: str | None = None, group: str | None = None) -> Code:
-        """Open a parked transaction again, with new checks. Raises TRANSACTION_DECIDED and so on. Ids as for
-        :meth:`commit`."""
+        """Open a parked transaction again, with new checks, as a recorded operator action. Raises TRANSACTION_DECIDED
+        and so on. Ids as for :meth:`commit`."""
         identity, number = self._find(transaction_id, group)
         return single(self._ask(number, transactions.RECHECK(signed(transactions.Recheck(ids=[str(identity)]), why))))
 
