@@ -117,7 +117,8 @@ def _describe_missing(
     folder: Path, log: OfflineLog, holder: Holder | None, durable: Durable | None, why: str
 ) -> tuple[str, bool]:
     """Return a text about messages that may be missing in a folder ("" if none), and whether they may arrive within a
-    moment, so that opening it again helps."""
+    moment, so that opening it again helps. ``holder``: the broker that uses the folder, None if none does; ``durable``:
+    how far it reported its log to be durable, None if it did not; ``why``: the reason why not, for the text."""
     if holder is None:
         text = f"{folder} is a copy of a log on Kafka that no broker updates now: newer messages may be missing"
         return text if log.is_mirror else "", False

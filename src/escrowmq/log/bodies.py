@@ -65,7 +65,7 @@ class SoundColumns:
     digests: pa.Buffer  # digests of the bodies, in row order
 
     def row(self, number: int) -> pa.RecordBatch | None:
-        """Return one row with its body verified; None if the checksum is wrong."""
+        """Return one row, with only its own body read and verified; None if the checksum is wrong."""
         body = self.batch.column(_COLUMN)[number].as_buffer()
         stored = self.digests.slice(_DIGEST * number, _DIGEST)
         return self.batch.slice(number, 1) if _digest(body) == stored.to_pybytes() else None

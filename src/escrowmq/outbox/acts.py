@@ -155,7 +155,8 @@ def record(
 
 
 def ids_of(ids: Ids) -> list[bytes]:
-    """Convert message ids to 16 bytes each. Raises Misuse(BAD_ARGUMENT) for a single one, and for an invalid one."""
+    """Convert message ids to 16 bytes each, as :func:`escrowmq.model.message_id`. Raises Misuse(BAD_ARGUMENT) for one
+    id in place of several, and for what cannot be an id."""
     if isinstance(ids, str | bytes):
         raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
     return [model.message_id(identity) for identity in ids]

@@ -43,7 +43,8 @@ class BrokerLog:
         return self._read(HALF_VIEW_NAME, columns, **_make_start(starts))
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
-        """Return the decisions of all transactions, one row each."""
+        """Return the decisions (committed, rolled back or expired) of all transactions, one row each; undecided ones
+        have none."""
         return self._read(OP_VIEW_NAME, columns)
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:

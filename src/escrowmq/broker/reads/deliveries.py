@@ -314,8 +314,9 @@ class Deliveries:
     # Room for answers
 
     def _grant(self, line: _Line) -> int:
-        """Return how many bytes the line's first receive may get; 0: its allowance grants none now, and the line runs
-        again after ``WITHHELD_SECONDS``."""
+        """Reserve memory for the answer to the line's first receive, whose messages are leased and ready. Returns how
+        many bytes they may have: ``max_bytes`` without an allowance; 0 if the allowance grants none now, and the line
+        runs again after ``WITHHELD_SECONDS``."""
         receive = line.receives[0]
         if receive.allowance is None:
             return receive.max_bytes

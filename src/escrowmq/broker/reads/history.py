@@ -78,8 +78,9 @@ def read_history(
     engine: Readable, queue_id: int, offset: int, placed_us: int, ways: dict[int, Way]
 ) -> tuple[list[Happened], int | None]:
     """Read from the log what happened to the message at an offset in each group. Returns the events, oldest first, and
-    the time up to which the log was read, or None for all of it. ``placed_us``: when it got its offset. ``ways``: its
-    progress by group number, which is updated."""
+    None if they are complete (reading ends at its present state in every group), otherwise the time (µs) up to which
+    the log was read. ``placed_us``: when it got its offset. ``ways``: its progress by group number, which is
+    updated."""
     reading = _Reading(queue_id, offset, ways)
     until_us: int | None = None
     log = engine.log

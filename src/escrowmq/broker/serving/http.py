@@ -88,7 +88,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
-        """Shut a connection down. That wakes the thread that waits for it, which closes it."""
+        """Shut a connection down that is too old or one too many, and stop counting it. That wakes the thread that
+        waits for it, which closes it."""
         with self._lock:
             self._open.pop(connection, None)
         with suppress(OSError):

@@ -94,8 +94,8 @@ class Fetcher:
         self._fenced: EscrowError | None = None  # another process is the member now
 
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
-        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller hands messages
-        out one by one."""
+        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: the caller handles messages
+        singly, so the broker delivers a message at its last attempt alone. A later call only changes these two."""
         self._options["max_messages"], self._options["one_by_one"] = max_messages, one_by_one
         if not self._started:
             self._started = self.is_receiving = True

@@ -207,7 +207,8 @@ class Seeker:
 
     def newer(self, than: Met) -> bool:
         """Probe the other brokers. Returns whether one of them leads the shard with a later epoch than the broker
-        ``than``, which is not probed; False if another search is running."""
+        ``than``, which is not probed; False if another search is running. Only answers: the leader found is neither
+        stored nor kept connected, and the caller finds it again by :meth:`seek`."""
         others = [address for address in self.known if address != than.address]
         if not others or not self._one_search.acquire(blocking=False):
             return False

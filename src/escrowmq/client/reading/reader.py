@@ -70,7 +70,8 @@ for _name in ("body", "key", "tag", "properties", "message_id", "born", "transac
 
 
 def message_at(rows: Rows, row: int) -> ReadMessage:
-    """Return the message in a row that was read: a :class:`DamagedMessage` if the log is damaged under it."""
+    """Return the message in a row that was read: if the log is damaged under it a :class:`DamagedMessage`, which lacks
+    its body, or all content."""
     damaged = DAMAGED_COLUMN in rows.batch.schema.names and rows.list(DAMAGED_COLUMN)[row] is not None
     return (DamagedMessage if damaged else ReadMessage)(rows, row)
 

@@ -25,8 +25,8 @@ def call_each(
     router: Router, call: Callable[[int], T], timeout: float, *unknown: Code
 ) -> tuple[dict[int, T | None], list[Missing]]:
     """Call ``call`` with the number of each broker. Returns the results of the reachable ones by number, and the
-    missing brokers. The result of a broker that rejects the call with a code of ``unknown`` is None; if all do, that is
-    raised."""
+    missing brokers. The result of a broker that rejects the call with a code of ``unknown`` is None. If all do, that is
+    raised; BROKER_AWAY if one is missing, because it may know. Waits at most ``timeout`` seconds for all together."""
 
     def attempt(number: int) -> T | Rejected:
         try:

@@ -75,8 +75,9 @@ class Carrier(Protocol):
         row (null: it has none); a row that is prepared again under its message id gets the same transaction."""
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """Send the decision ``outcome`` on each row to its shard. Returns the broker's code for each, as
-        :meth:`Producer.end_batch` does."""
+        """Send the decision ``outcome`` on each row to its shard. Returns a code per row, as :meth:`Producer.end_batch`
+        does: COMMITTED or ROLLED_BACK (not OK), ALREADY_COMMITTED or ALREADY_ROLLED_BACK if it was decided so before,
+        otherwise why it is not decided so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ def settle_stuck(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> l
 def _move(
     engine: sa.Engine, act: str, ids: Ids, to: Callable[[Any], Stage | None], operator: Operator, **values: Any
 ) -> list[Done]:
-    """Move STUCK rows to the state that ``to`` returns for each row (None: CONFLICT), set ``values`` in them, and
-    record action ``act``. Returns one result per id."""
+    """Move STUCK rows to the state that ``to`` returns for each row (None: CONFLICT), clear their ``was``, ``reason``
+    and ``attempts``, set ``values`` in them, and record action ``act``. Returns one result per id."""
 
     def move(connection: sa.Connection, row: Any) -> Stage | None:
         stage = to(row)

@@ -117,7 +117,7 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
 
 def undecided(half: DataFrame) -> DataFrame:
     """Convert half messages (``id``, ``state`` text) → findings of kind ``orphaned``: the ids whose transaction is
-    undecided."""
+    undecided (open or parked), once each, with their number of half messages as ``found``."""
     found = half.where(f.col("state").isin(*UNDECIDED)).groupBy("id").agg(f.count("*").alias("found"))
     comparison, expected = f.lit(-1).alias("comparison"), f.lit(0).cast("long").alias("expected")
     return found.select("id", comparison, expected, "found", f.lit("orphaned").alias("kind"))

@@ -110,8 +110,9 @@ class Readings:
                 self._natives[side] = {field.name: find_native(field.dataType) for field in schema.fields}
 
     def make_role(self, number: int, comparison: Comparison, is_expected: bool) -> Role:
-        """Return the role of the expected side (``is_expected``) or the other side in the comparison with this number.
-        Raises as :func:`escrowmq.pipeline.audit.parts.columns.make_role`."""
+        """Return the role of the expected side (``is_expected``) or the other side in the comparison with this number:
+        its columns, each with the kind in which it is compared, and by how much values may differ. Requires the column
+        types that :meth:`_learn_types` stores. Raises Misuse(BAD_ARGUMENT) for columns that cannot be compared so."""
         return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
     def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:

@@ -47,7 +47,7 @@ class Watched:
             self._last = verdict, time.time(), took
 
     def list_samples(self) -> dict[str, tuple[tuple[str, ...], Samples]]:
-        """Return, by metric, its label names and its values by label values. Gauges have no values before the first
+        """Return, by metric, its label names and its values by label values. Gauges are left out before the first
         completed audit."""
         with self._lock:
             runs, broken_off, last = dict(self._runs), self._broken_off, self._last

@@ -55,7 +55,8 @@ class Swept:
         return self.acts.get(Act.FAILED, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
+        """Return the result as JSON values: ``acts``, ``failed``, and ``alerts`` as a list of ``trans_id`` and
+        ``error``."""
         alerts = [{"trans_id": trans_id, "error": error} for trans_id, error in self.alerts]
         return {"acts": self.acts, "failed": self.failed, "alerts": alerts}
 
