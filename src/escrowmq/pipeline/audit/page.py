@@ -53,9 +53,8 @@ class Pictures:
     def of(
         cls, transactions: DataFrame, half: DataFrame, wrong: DataFrame, first_us: int | None, last_us: int | None
     ) -> Pictures:
-        """Collect the numbers of the charts from the transactions of :func:`timeline.unpack`, half messages
-        (``transaction, stored_us, hashed, state``) and findings (``kind, id``); empty if there are no transactions.
-        ``first_us``, ``last_us``: of the transactions, microseconds since 1970."""
+        """Collect the numbers of :func:`timeline.unpack`, half messages (``transaction, stored_us, hashed, state``) and
+        findings (``kind, id``); empty if there are no transactions."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)

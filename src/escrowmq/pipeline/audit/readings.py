@@ -222,8 +222,7 @@ class Readings:
 
 
 def _take_sample(rows: Rows, parts: int) -> Rows:
-    """Return the rows whose ids are in the sample of so many ``parts`` of SAMPLED_OF; unchanged if servers compute the
-    sums, because these select the sample themselves."""
+    """Return the rows of a sample. Servers that compute sums select it themselves."""
     if rows.sum_windows is not None:
         return rows
     is_in = is_sampled(rows.known_id, parts)

@@ -255,7 +255,7 @@ def _fetch_arrow(url: sa.URL, query: str) -> Iterator[list[pa.Array]]:
 
 
 def _make_texts(column: Sequence[Any]) -> pa.Array:
-    """Convert values of a driver (texts, bytes of texts, or floats of SQLite) to an Arrow array of texts."""
+    """Return values of a driver as texts: texts, bytes of texts, or floats of SQLite."""
     try:
         return pa.array(column, pa.binary()).cast(pa.utf8())
     except (pa.ArrowInvalid, pa.ArrowTypeError):  # a float, or not UTF-8

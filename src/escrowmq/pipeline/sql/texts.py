@@ -141,8 +141,8 @@ _MY = {
 
 
 def select_text(dialect: str, column: str, native: str, kind: str) -> str:
-    """Return the SQL expression of the text of ``column`` (quoted, of kind ``native``): canonical in ``kind`` if
-    :func:`is_canonical`, else plain. SQLite returns floats as such, because its own text of them is rounded."""
+    """Return the SQL of the text of a quoted column: canonical if :func:`is_canonical`, else plain. SQLite returns
+    floats as such, because its own text of them is rounded."""
     if dialect == "sqlite":
         plain = f"CAST({column} AS TEXT)"
         blob = f"lower(hex({column}))" if kind in ("bytes", "uuid") else plain
@@ -177,8 +177,7 @@ SETTINGS["mariadb"] = SETTINGS["mysql"]
 
 
 def hash_id(dialect: str, id: str) -> str:
-    """Return the SQL of the hash of an id by which windows are assigned: the first 60 bits of the MD5 of its text, of
-    which ``id`` is the SQL."""
+    """Return the SQL of the hash of an id by which windows are assigned: the first 60 bits of its MD5."""
     return _to_number(dialect, f"md5({known_id(id)})", 1, 15)
 
 
