@@ -117,7 +117,8 @@ class Rows:
         return reduce(lambda made, columns: made.withColumns(dict(columns)), self.made, frame)
 
     def select_ids(self, ids: Collection[str]) -> DataFrame:
-        """Return the rows of the frame that have one of these ids; a server reads only the windows that they are in."""
+        """Return the rows of the frame that have one of these ids. A database that selects windows reads only those of
+        the ids."""
         frame = self.frame
         if self.select_windows is not None:
             some = {int(hashlib.md5(id.encode()).hexdigest()[:15], 16) % _PARTS for id in ids}
