@@ -133,7 +133,7 @@ def test_a_peer_that_fails_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_the_grpc_client_commits_every_transaction_at_the_gateway() -> None:
-    flags = ("--grpc", "--peers", "=escrowmq", "--works", "64 threads", "--undecided", "0")
+    flags = ("--grpc", "--peers", "=escrowmq", "--works", "64 threads", "--undecided", "0", "--queued", "0")
     content = peers(*flags)
     [peer] = content["peers"]
     if peer["missing"]:
