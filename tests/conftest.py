@@ -75,6 +75,8 @@ HEAVY = ("kafka", "rabbitmq")
 TOGETHER = (
     "tests/behaviour/test_bench_peers.py",
     "tests/console/test_console_browser.py",
+    "tests/installed/test_distributions.py",
+    "tests/installed/test_installed.py",
     "tests/simulation/test_simulation.py",
     "tests/system/test_counted_work.py",
     "tests/system/test_overload.py",

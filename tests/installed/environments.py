@@ -20,6 +20,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -107,9 +108,18 @@ def make(folder: Path, wheel: Path, *extras: str) -> Path:
             if not link.is_symlink():
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(Path(str(one.locate_file(path))))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    for part in _unpack(wheel).iterdir():
+        (site / part.name).symlink_to(part)
     return folder / "bin" / Path(os.path.basename(sys.executable))
+
+
+@cache
+def _unpack(wheel: Path) -> Path:
+    """Return the folder with the content of the wheel: all environments link to it, so it is compiled once."""
+    folder = wheel.with_suffix("")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 def _install(python: str, folder: Path, wheel: Path, extras: tuple[str, ...]) -> Path:

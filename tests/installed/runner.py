@@ -6,6 +6,9 @@ process of its own, which is stopped when it has said that it is ready.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import os
 import subprocess
@@ -24,25 +27,36 @@ def main() -> None:
 
 
 def ran(words: list[str]) -> dict[str, Any]:
-    """Run a command in this process, as what was imported once stays; without the extra ``cli``, in one of its own."""
+    """Run a command in this process, which keeps its imports and, with the extra ``cli``, the tree of all commands."""
     try:
-        from typer.testing import CliRunner
+        import typer.testing
     except ModuleNotFoundError:
         return typed(words)
 
     from escrowmq.cli.main import app
 
-    result = CliRunner().invoke(app, words)
+    if not hasattr(typer.testing._get_command, "cache_info"):
+        typer.testing._get_command = functools.cache(typer.testing._get_command)
+    result = typer.testing.CliRunner().invoke(app, words)
     failed = result.exception if not isinstance(result.exception, SystemExit) else None
     trace = "".join(traceback.format_exception(failed)) if failed is not None else ""
     return {"code": result.exit_code, "told": result.output, "trace": trace}
 
 
 def typed(words: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "escrowmq", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = done.stdout + done.stderr
-    return {"code": done.returncode, "told": told, "trace": told if "Traceback" in told else ""}
+    """Run the program where the extra ``cli`` is missing; it exits before it reads the command."""
+    from escrowmq.__main__ import main as program
+
+    code: object = 0
+    told, trace, sys.argv = io.StringIO(), "", ["escrowmq", *words]
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        try:
+            program()
+        except SystemExit as end:
+            code = end.code
+        except Exception:
+            trace = traceback.format_exc()
+    return {"code": code, "told": told.getvalue(), "trace": trace}
 
 
 def served(words: list[str]) -> dict[str, Any]:
