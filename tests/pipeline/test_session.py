@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,7 +116,9 @@ def test_nobody_gets_anything_who_does_not_know_the_secret(spark: SparkSession) 
     every = {process: listening(process) for process in processes(os.getpid())}
     assert len(every[java]) >= 3, "its gateway, the driver, the blocks"
     assert {address for found in every.values() for address, _ in found} <= {LOOPBACK, LOOPBACK_IN_SIX}
-    answers = [open_block(port, context.applicationId, f"rdd_{kept.id()}_0") for _, port in every[java]]
+    with ThreadPoolExecutor(32) as pool:  # a port that does not answer takes ten seconds
+        ask = [pool.submit(open_block, port, context.applicationId, f"rdd_{kept.id()}_0") for _, port in every[java]]
+        answers = [one.result() for one in ask]
     kept.unpersist()
     assert RPC_RESPONSE not in [kind for kind, _ in answers]
     assert any(kind == RPC_FAILURE and b"Expected SaslMessage" in text for kind, text in answers), answers
