@@ -66,6 +66,7 @@ def extras() -> list[str]:
     return sorted(set(distribution(PROJECT).metadata.get_all("Provides-Extra", [])) - {"dev", "jre"})
 
 
+@cache
 def closure(*extras: str) -> dict[str, Distribution]:
     """Return what is installed with this project and these extras, by name."""
     found: dict[str, Distribution] = {}
@@ -95,10 +96,9 @@ def make(folder: Path, wheel: Path, *extras: str) -> Path:
         return _install(PYTHON, folder, wheel, extras)
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    packages = closure(*extras)
-    del packages[PROJECT]
-    owners = Counter(top for one in packages.values() for top in _tops(one))
-    for one in packages.values():
+    packages = [one for name, one in closure(*extras).items() if name != PROJECT]
+    owners = Counter(top for one in packages for top in _tops(one))
+    for one in packages:
         for file in one.files or ():
             top = file.parts[0]
             if top in ("..", "__pycache__"):

@@ -21,23 +21,26 @@ SERVING = ("serve", "dev", "gateway", "console")
 
 def main() -> None:
     os.chdir(sys.argv[1])
+    with contextlib.suppress(ModuleNotFoundError, AttributeError):  # typer is not there, or is another version
+        import typer.testing
+
+        # The tree of all commands is made once, not for each command.
+        typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
     for words in json.load(sys.stdin):
         serves = words[0] in SERVING and words[-1] != "--help"
         print(json.dumps({"words": words, **(served(words) if serves else ran(words))}), flush=True)
 
 
 def ran(words: list[str]) -> dict[str, Any]:
-    """Run a command in this process, which keeps its imports and, with the extra ``cli``, the tree of all commands."""
+    """Run a command in this process, which keeps what it imported."""
     try:
-        import typer.testing
+        from typer.testing import CliRunner
     except ModuleNotFoundError:
         return typed(words)
 
     from escrowmq.cli.main import app
 
-    if not hasattr(typer.testing._get_command, "cache_info"):
-        typer.testing._get_command = functools.cache(typer.testing._get_command)
-    result = typer.testing.CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, words)
     failed = result.exception if not isinstance(result.exception, SystemExit) else None
     trace = "".join(traceback.format_exception(failed)) if failed is not None else ""
     return {"code": result.exit_code, "told": result.output, "trace": trace}
