@@ -169,6 +169,19 @@ def test_the_kubernetes_objects_belong_together() -> None:
     assert broker()["securityContext"]["readOnlyRootFilesystem"]
 
 
+def test_the_kubernetes_files_memory_and_volume_hold_what_the_page_says() -> None:
+    """By docs/production.md: its bytes for each transaction, twice the body of 1 KB, a third of the disk free."""
+    page = (DEPLOY.parent / "docs" / "production.md").read_text()
+    (per_row,) = re.findall(r"^\| transaction of one message \| \d+ bytes \| (\d+) bytes \|$", page, re.MULTILINE)
+    rate, days = re.findall(r"^\| (\d+) \| (\d+) days .*GiB \|$", page, re.MULTILINE)[0]
+    rows = int(rate) * 86_400 * int(days)
+    gib = 1.1 + rows * int(per_row) / (1 << 30), rows * 2 * 1024 * 1.5 / (1 << 30)
+    resources = broker()["resources"]
+    (claim,) = objects()["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    assert gib[0] <= int(resources["requests"]["memory"].removesuffix("Gi")) < float(resources["limits"]["memory"][:-2])
+    assert gib[1] <= int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
+
+
 def test_what_compose_mounts_and_prometheus_reads_exists() -> None:
     for service in services().values():
         for volume in service.get("volumes", ()):
