@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -52,26 +51,23 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-WHOLE = 40
-"""Maximum width of a word that a table never breaks: ids, which users copy."""
+WHOLE = 64
+"""Maximum width of a word that a table never breaks: ids, places and digests, which users copy."""
 PIPED = 1 << 20
 """Line width if standard output is not a terminal: no line is broken."""
 
 
-def _least_width(out: Console, table: Table) -> int:
-    """Return the width (columns) that a table needs without breaking ids."""
-    return Measurement.get(out, out.options.update_width(PIPED), table).minimum
-
-
-def _print_whole(table: Table) -> None:
-    """Print a table without breaking ids: a narrow terminal wraps whole lines, a pipe never breaks them."""
-    out = console()
-    out.width = max(out.width, _least_width(out, table)) if out.is_terminal else PIPED
-    out.print(table, soft_wrap=True)
-
-
 def _longest_word(texts: Iterable[Text]) -> int:
-    return min(max((cell_len(word) for text in texts for word in text.plain.split()), default=1), WHOLE)
+    return max((cell_len(word) for text in texts for word in text.plain.split()), default=1)
+
+
+def _share(least: Sequence[int], whole: Sequence[int], width: int) -> list[int]:
+    """Distribute ``width`` columns over fields: each gets its least width, then those that lack the fewest the rest."""
+    widths, room = list(least), width - sum(least)
+    for number in sorted(range(len(least)), key=lambda number: whole[number] - least[number]):
+        widths[number] += min(whole[number] - least[number], room)
+        room = width - sum(widths)
+    return widths
 
 
 def notice(text: str) -> None:
@@ -103,23 +99,28 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
     """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is right-aligned. On a terminal
     that is too narrow each row is a block of names and values, as with psql's automatic expanded display."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    heads = [column.removeprefix(">") for column in columns]
     shown = [[cell(value) for value in row] for row in rows]
-    for number, column in enumerate(columns):
-        head, side = column.removeprefix(">"), "right" if column.startswith(">") else "left"
-        least = _longest_word([Text(head), *(row[number] for row in shown)])
-        table.add_column(head, justify=side, overflow="fold", min_width=least)  # type: ignore[arg-type]
-    for row in shown:
-        table.add_row(*row)
     out = console()
     if not shown:
-        notice(empty)
-    elif out.is_terminal and _least_width(out, table) > out.width:
+        return notice(empty)
+    every = [[Text(head), *(row[number] for row in shown)] for number, head in enumerate(heads)]
+    least = [min(_longest_word(texts), WHOLE) for texts in every]
+    width = out.width if out.is_terminal else PIPED
+    width -= 2 * len(columns)  # the frame: a blank and a divider for each
+    if sum(least) > width:
         for row in shown:
-            print_facts(dict(zip((column.removeprefix(">") for column in columns), row, strict=True)))
             out.print()
-    else:
-        _print_whole(table)
+            print_facts(dict(zip(heads, row, strict=True)))
+        return None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    widths = _share(least, [max(map(cell_len, map(str, texts))) for texts in every], width)
+    for column, head, wide in zip(columns, heads, widths, strict=True):
+        table.add_column(head, justify="right" if column.startswith(">") else "left", overflow="fold", width=wide)
+    for row in shown:
+        table.add_row(*row)
+    out.width = PIPED
+    out.print(table, soft_wrap=True)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], json: bool, columns: Columns, empty: str) -> None:
@@ -131,14 +132,18 @@ def print_rows(rows: Sequence[Mapping[str, Any]], json: bool, columns: Columns, 
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names and values, one pair per line."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    shown = {name: cell(value) for name, value in facts.items()}
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold", min_width=_longest_word(shown.values()))
-    for name, value in shown.items():
-        table.add_row(name, value)
-    _print_whole(table)
+    """Print names and values, one pair per line. On a terminal long values continue below; no word is broken."""
+    out = console()
+    left = max(map(cell_len, facts), default=0) + 2
+    for name, value in facts.items():
+        shown = cell(value)
+        room = max(out.width - left, _longest_word([shown])) if out.is_terminal else PIPED
+        for number, part in enumerate(shown.wrap(out, room) or [Text()]):
+            line = Text("" if number else name, "bold")
+            line.pad_right(left - line.cell_len)
+            line += part
+            line.rstrip()
+            out.print(line, soft_wrap=True)
 
 
 def cell(value: Any) -> Text:
