@@ -95,7 +95,8 @@ def list_(
         "created": lambda row: moment(row["created_us"]),
         "error": lambda row: (row["error"] or "").partition("\n")[0] or None,
     }
-    print_rows([_to_json(row) for row in found], database.json, columns, "no such messages")
+    empty = "no messages" if state == "all" else f"no message is {state}; --state all lists all"
+    print_rows([_to_json(row) for row in found], database.json, columns, empty)
 
 
 @app.command("show")
