@@ -86,8 +86,8 @@ def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
     if isinstance(outcomes, pa.Array | pa.ChunkedArray):
         outcomes = outcomes.to_numpy(zero_copy_only=False) if isinstance(outcomes, pa.Array) else outcomes.to_numpy()
     try:
-        if isinstance(outcomes, int):
-            outcomes = np.full(count, _number(outcomes), np.uint8)
+        if isinstance(outcomes, int) and Outcome.UNKNOWN <= _number(outcomes) <= Outcome.ROLLBACK:
+            return np.full(count, outcomes, np.uint8)
         column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [_number(one) for one in outcomes])
     except (TypeError, ValueError, OverflowError):
         raise Misuse(Code.BAD_ARGUMENT, "outcomes are COMMIT, ROLLBACK or UNKNOWN") from None

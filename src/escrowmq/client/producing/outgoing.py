@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from escrowmq.model import Receipt, message_id
 Part = tuple[npt.NDArray[np.int64], pa.RecordBatch]
 """Row numbers in the original batch, and those rows."""
 OwnReceipts = list[Receipt | EscrowError]
+_FIELDS = {field.name: field for field in schemas.OUTGOING}
+_DEFAULTS = {"queue": -1, "delay_us": 0, "immunity_us": 0}
 
 
 class OutgoingCodec:
@@ -76,23 +79,22 @@ class OutgoingCodec:
         ``message_id`` may be 16-byte binary, other binary or text (digested as :func:`escrowmq.model.message_id` does).
         Raises Rejected(BAD_BATCH) naming the column.
         """
-        n = data.num_rows
-        known = {field.name for field in schemas.OUTGOING}
-        if (missing := {"topic", "body"} - set(data.schema.names)) or (unknown := set(data.schema.names) - known):
+        n, given = data.num_rows, set(data.schema.names)
+        if (missing := {"topic", "body"} - given) or (unknown := given - _FIELDS.keys()):
             problem = f"column {sorted(missing)[0]!r} is missing" if missing else f"no column {sorted(unknown)[0]!r}"
             raise Rejected(Code.BAD_BATCH, problem, f"columns: {', '.join(schemas.OUTGOING.names)}")
-        now = time.time_ns() // 1000
-        defaults: dict[str, Any] = {"queue": -1, "born_us": now, "delay_us": 0, "immunity_us": 0}
+        now, defaults = time.time_ns() // 1000, _default_columns(n)
         arrays = []
-        for field in schemas.OUTGOING:
-            default = defaults.get(field.name)
-            if field.name in data.schema.names:
-                column = data.column(field.name)
-                arrays.append(self._id_column(column) if field.name == "message_id" else _cast(column, field, default))
-            elif field.name == "message_id":
+        for name, field in _FIELDS.items():
+            if name in given:
+                column, default = data.column(name), now if name == "born_us" else _DEFAULTS.get(name)
+                arrays.append(self._id_column(column) if name == "message_id" else _cast(column, field, default))
+            elif name == "message_id":
                 arrays.append(column_of(self.ids.take(n)))
+            elif name == "born_us":
+                arrays.append(pa.array(np.full(n, now)))
             else:
-                arrays.append(pa.repeat(pa.scalar(default, field.type), n))
+                arrays.append(defaults[name])
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
     def _id_column(self, column: pa.Array) -> pa.Array:
@@ -106,6 +108,16 @@ def _make_error(code: int, identity: bytes) -> EscrowError:
     problem = error(Code(code))
     problem.add_note(f"message id {identity.hex()}")
     return problem
+
+
+@lru_cache(4)
+def _default_columns(count: int) -> dict[str, pa.Array]:
+    """Return the columns of ``count`` rows that have defaults; a caller's batches are mostly of one size."""
+    return {
+        name: pa.repeat(pa.scalar(_DEFAULTS.get(name), field.type), count)
+        for name, field in _FIELDS.items()
+        if name in _DEFAULTS or field.nullable
+    }
 
 
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:

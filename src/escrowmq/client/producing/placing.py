@@ -265,7 +265,7 @@ async def end_parts(production: Producing, ids: pa.Array, outcomes: CodeColumn, 
     Rows of a broker that is away, or does not answer, get the code of that error. It is raised only if it is that of
     every part: if one part was surely not applied and another may have been, no one error is true of both.
     """
-    keep = np.flatnonzero(np.asarray(ids.is_valid()))
+    keep = np.flatnonzero(np.asarray(ids.is_valid())) if ids.null_count else np.arange(len(ids))
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
     where = shards(valid)
     started: list[tuple[Ints, Awaitable[Any] | EscrowError]] = []
