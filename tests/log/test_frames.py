@@ -154,7 +154,7 @@ def test_every_body_has_its_own_checksum(sizes: list[int]) -> None:
     batch = messages(len(sizes), body=1)
     batch = batch.set_column(batch.schema.names.index("body"), batch.schema.field("body"), pa.array(given, pa.binary()))
     message = batch.serialize()
-    found = bodies.checksums(message, Kind.PLAIN, 7, 99)
+    found = bodies.checksums([message], batch, 7, 99)
     assert found[8:] == b"".join(xxhash.xxh3_64_digest(body) for body in given)
     assert bodies.intact_rows(message, pa.py_buffer(found), batch_of(message), 7, 99).all()
 

@@ -23,6 +23,7 @@ from escrowmq.message import stored
 from escrowmq.message.hashes import checksum
 from escrowmq.platform.disk import Chunk
 from escrowmq.schemas import MESSAGES, STORED, Kind, is_fixed_width
+from escrowmq.wire.frames.columns import encode_batch
 
 MAGIC = b"EMQF"
 VERSION = 1
@@ -180,11 +181,11 @@ def _batch_payload(
     elif lz4:
         encoding, payload = Encoding.ARROW_LZ4, _pad([_compress(batch)])
     else:
-        message = batch.serialize()
-        payload = _pad([message])
+        message = encode_batch(batch)
+        payload = _pad(message)
         if kind in MESSAGES and batch.num_rows > 1:
             flags = CHECKED_BODIES
-            payload.append(bodies.checksums(message, kind, sequence, salt))
+            payload = [*payload, bodies.checksums(message, batch, sequence, salt)]
     return encoding, flags, payload
 
 
