@@ -46,6 +46,7 @@ _COPIED = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{
 _CACHE_BYTES = 64 << 20
 _COLUMNS_BYTES = 16 << 20
 _FRAME_COST = 4096  # memory of a decoded frame besides its mapped bytes
+_IS_MESSAGE = np.isin(np.arange(256), MESSAGES)  # by kind; looking it up is ten times faster than ``isin``
 LARGE = 64 << 10
 """Frame size (bytes) from which a single row is read without the other bodies; smaller frames are read whole."""
 
@@ -143,7 +144,7 @@ class Reader:
                     break
                 low = max(start, segment.sequence)
                 kinds = segment.index.kinds[low - segment.sequence : max(end - segment.sequence, 0)]
-                found.append(np.flatnonzero(np.isin(kinds, MESSAGES)) + low)
+                found.append(np.flatnonzero(_IS_MESSAGE[kinds]) + low)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _check_range(self, low: int, high: int) -> None:

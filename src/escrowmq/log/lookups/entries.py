@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from escrowmq.log.seam import Frame
 from escrowmq.message.hashes import hash_bytes, hash_ids, hash_keys
+from escrowmq.message.limits import common_text
 from escrowmq.schemas import ID
 
 Int64s = npt.NDArray[np.int64]
@@ -83,10 +84,9 @@ def _tag_of(hash_of_topic: int) -> int:
 def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
     """Encode the entries of message frames, ids and keys separately, in the order of their rows. Positions in them are
     relative to ``base``."""
-    starts = np.array([frame.position - base for frame in frames], np.int64)
-    rows = np.array([frame.count for frame in frames], np.int64)
-    within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
-    low = (np.repeat(starts, rows) + within).view(np.uint64)
+    starts = [frame.position - base for frame in frames]
+    ranges = [np.arange(start, start + frame.count) for start, frame in zip(starts, frames, strict=True)]
+    low = np.concatenate(ranges).view(np.uint64)
     low |= _tags(_concat(frames, "topic")) << np.uint64(POSITION_BITS)
     ids = _top(hash_ids(_concat(frames, "message_id"))) | low
     keys = _concat(frames, "key")
@@ -109,9 +109,8 @@ def _concat(frames: Sequence[Frame], column: str) -> pa.Array:
 
 def _tags(topics: pa.Array) -> UInt64s | np.uint64:
     """Return the topic bits of each row; a single number if all topics are equal."""
-    first = topics[0].as_py()
-    if pc.all(pc.equal(topics, first)).as_py():
-        return np.uint64(_tag_of(hash_bytes(first.encode())))
+    if (only := common_text(topics)) is not None:
+        return np.uint64(_tag_of(hash_bytes(only.encode())))
     return hash_keys(topics) >> np.uint64(64 - TAG_BITS)
 
 
