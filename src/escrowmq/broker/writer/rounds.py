@@ -55,14 +55,14 @@ class Request:
     early: bool = False
     source: Hashable = None
     count: int = field(init=False)  # its rows; 0 without a batch
-    size: int = field(init=False)  # bytes held while it waits; counted once, because Arrow walks every buffer for it
+    size: int = field(init=False)  # bytes held while it waits
     order: int = field(init=False)  # of its kind within a round
     writes: bool = field(init=False)  # whether it brings messages
 
     def __post_init__(self) -> None:
         batch = getattr(self.command, "batch", None)
         self.count = 0 if batch is None else int(batch.num_rows)
-        self.size = SMALLEST_REQUEST + (0 if batch is None else int(batch.nbytes))
+        self.size = SMALLEST_REQUEST + (0 if batch is None else int(pa.ipc.get_record_batch_size(batch)))
         self.order = _ORDER.get(type(self.command), 0)
         self.writes = self.order in _WRITES
 
