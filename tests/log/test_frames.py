@@ -161,3 +161,19 @@ def test_every_body_has_its_own_checksum(sizes: list[int]) -> None:
 
 def batch_of(message: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(message, STORED[Kind.PLAIN])
+
+
+@pytest.mark.parametrize("body", [0, 700, 2000])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_large_frame_has_the_bytes_of_one_message(body: int, shared: bool) -> None:
+    """It is written from the memory of its batch, or of a slice; another column may share that of the bodies."""
+    whole = messages(2000, body=body)
+    if shared:
+        at = whole.schema.names.index("key")
+        whole = whole.set_column(at, whole.schema.field(at), whole.column("body").view(pa.utf8()))
+    for batch in (whole, whole.slice(7, 1900)):
+        message, data = batch.serialize(), _encoded(Kind.PLAIN, batch)
+        end = frames.HEADER_BYTES + message.size
+        assert data[frames.HEADER_BYTES : end] == message.to_pybytes()
+        assert data[end:] == bodies.checksums([message], batch, NUMBERS["sequence"], NUMBERS["salt"])
+        assert _decoded(data).equals(batch)

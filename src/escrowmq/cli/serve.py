@@ -295,7 +295,7 @@ def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLC
 def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
     if notifier:  # its other threads read the source meanwhile
         notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
-    keep_freed_memory()  # of requests: the server returns it when it is quiet
+    keep_freed_memory(64 << 20)  # of requests and frames; what a crowd used is returned when the server is quiet
     gc.freeze()  # imported modules: looking through them for garbage stops every thread for 100 ms and more
     announce_ready(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
 
