@@ -22,7 +22,7 @@ from escrowmq.platform.disk import Chunk
 Bools = npt.NDArray[np.bool_]
 
 _DIGEST = 8
-_digest_body: Callable[[Any], bytes] = xxhash.xxh3_64_digest
+_digest: Callable[[Any], bytes] = xxhash.xxh3_64_digest
 _MASK = (1 << 64) - 1
 _COLUMN = "body"
 _COPIED = 512  # bytes: smaller bodies are digested faster as copies than as views
@@ -37,11 +37,15 @@ def checksums(pieces: Sequence[Chunk], batch: pa.RecordBatch, sequence: int, sal
     """Compute the checksums that follow the message of ``batch`` (not compressed) in frame ``sequence``. The message is
     in ``pieces``, of which one may be the memory of all bodies."""
     column = batch.column(_COLUMN)
-    data = column.buffers()[2]
-    start = data.address + int(_offsets(column)[0]) if data is not None else 0
-    others = [piece for piece in pieces if not (isinstance(piece, pa.Buffer) and piece.address == start)]
+    data, offsets = column.buffers()[2], _offsets(column)
+    start, size = data.address + int(offsets[0]) if data is not None else 0, int(offsets[-1] - offsets[0])
+
+    def is_bodies(piece: Chunk) -> bool:  # Arrow may write up to 63 bytes that follow them
+        return isinstance(piece, pa.Buffer) and piece.address == start and 0 <= piece.size - size < 64
+
+    others = [piece for piece in pieces if not is_bodies(piece)]
     if len(others) == len(pieces) - 1:
-        return _digest(others, sequence, salt) + _body_digests(batch)
+        return _digest_chunks(others, sequence, salt) + _body_digests(batch)
     message = pa.py_buffer(b"".join(pieces)) if len(pieces) > 1 else pa.py_buffer(pieces[0])
     batch = pa.ipc.read_record_batch(message, batch.schema)
     return _other_bytes(message, batch, sequence, salt) + _body_digests(batch)
@@ -49,7 +53,7 @@ def checksums(pieces: Sequence[Chunk], batch: pa.RecordBatch, sequence: int, sal
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
     """Compute as :func:`checksums`, for an encoded message whose bodies ``contents`` lie from ``start`` to ``end``."""
-    return _digest_others(message, start, end, sequence, salt) + b"".join(map(_digest_body, contents))
+    return _digest_others(message, start, end, sequence, salt) + b"".join(map(_digest, contents))
 
 
 def intact_rows(
@@ -76,7 +80,7 @@ class SoundColumns:
         """Return one row, with only its own body read and verified; None if the checksum is wrong."""
         body = self.batch.column(_COLUMN)[number].as_buffer()
         stored = self.digests.slice(_DIGEST * number, _DIGEST)
-        return self.batch.slice(number, 1) if _digest_body(body) == stored.to_pybytes() else None
+        return self.batch.slice(number, 1) if _digest(body) == stored.to_pybytes() else None
 
 
 def sound_columns(
@@ -111,10 +115,10 @@ def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt:
 
 def _digest_others(message: bytes | pa.Buffer, start: int, end: int, sequence: int, salt: int) -> bytes:
     view = memoryview(message)
-    return _digest([view[:start], view[end:]], sequence, salt)
+    return _digest_chunks([view[:start], view[end:]], sequence, salt)
 
 
-def _digest(chunks: Sequence[Chunk], sequence: int, salt: int) -> bytes:
+def _digest_chunks(chunks: Sequence[Chunk], sequence: int, salt: int) -> bytes:
     # The seed distinguishes this frame's bytes from another frame's.
     digest = xxhash.xxh3_64(seed=(salt + sequence) & _MASK)
     for chunk in chunks:
@@ -130,12 +134,12 @@ def _body_digests(batch: pa.RecordBatch) -> bytes:
     column = batch.column(_COLUMN)
     data, offsets = column.buffers()[2], _offsets(column)
     if data is None or offsets[-1] - offsets[0] <= _COPIED * batch.num_rows:
-        return b"".join(map(_digest_body, column.to_pylist()))
+        return b"".join(map(_digest, column.to_pylist()))
     size = int(offsets[1]) - int(offsets[0])
     same = np.count_nonzero(offsets[1:] - offsets[:-1] == size) == batch.num_rows
     if same and 0 <= offsets[0] <= offsets[-1] <= data.size:
         # Bodies of one length are the rows of an array: a third faster than slices of a view.
         rows = np.frombuffer(data, np.uint8, batch.num_rows * size, int(offsets[0])).reshape(batch.num_rows, size)
-        return b"".join(map(_digest_body, rows))
+        return b"".join(map(_digest, rows))
     view = memoryview(data)
-    return b"".join([_digest_body(view[start:end]) for start, end in pairwise(offsets.tolist())])
+    return b"".join([_digest(view[start:end]) for start, end in pairwise(offsets.tolist())])
