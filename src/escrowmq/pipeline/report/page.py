@@ -90,7 +90,7 @@ def _trend(values: Sequence[int]) -> str:
         return "new"
     change = (now - before) / before
     arrow = "→" if abs(change) < 0.05 else "↑" if change > 0 else "↓"
-    return f"{arrow} {change:+.0%}"
+    return f"{arrow} {change:+.0%}".replace("-0%", "+0%")
 
 
 def _latency(report: Report) -> str:
