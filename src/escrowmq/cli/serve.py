@@ -25,7 +25,6 @@ from escrowmq.cli.printing import Columns, notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.platform.listening import parse_address, shown, shown_address
-from escrowmq.platform.memory import keep_freed_memory
 from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -295,7 +294,6 @@ def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLC
 def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
     if notifier:  # its other threads read the source meanwhile
         notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
-    keep_freed_memory(64 << 20)  # of requests and frames; what a crowd used is returned when the server is quiet
     gc.freeze()  # imported modules: looking through them for garbage stops every thread for 100 ms and more
     announce_ready(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
 

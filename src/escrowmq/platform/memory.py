@@ -13,18 +13,18 @@ from contextlib import suppress
 import pyarrow as pa
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT = 256 << 20  # bytes of freed memory that the process keeps
 _LARGEST = 32 << 20  # maximum bytes of one kept piece, the largest value that the GNU C library accepts
 
 
 @functools.cache
-def keep_freed_memory(kept: int = 256 << 20) -> bool:
-    """Enable it once for this process: about ``kept`` bytes are kept. Returns whether the C library supports it: only
-    the GNU one (Linux)."""
+def keep_freed_memory() -> bool:
+    """Enable it once for this process. Returns whether the C library supports it: only the GNU one (Linux)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    if not (mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, kept)):
+    if not (mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, _KEPT)):
         return False
     pa.set_memory_pool(pa.system_memory_pool())
     return True
