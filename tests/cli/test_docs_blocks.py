@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,22 @@ def test_rows_of_another_outbox_reach_the_broker_once_and_in_order(tmp_path: Pat
     assert len(set(found)) == 6
 
 
+@pytest.mark.parametrize("page", sorted(FIRST))
+def test_every_block_of_a_page_is_python_and_imports_what_exists(page: str) -> None:
+    """Parts of programs, too, which cannot run by themselves."""
+    for block in re.findall(r"^ *```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(textwrap.dedent(block))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
+                "escrowmq",
+                "pyspark_escrow",
+            ):
+                module = importlib.import_module(str(node.module))
+                for name in node.names:
+                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mq":
+                assert hasattr(mq, node.attr), node.attr
+
+
 @pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
 def test_no_command_hides_a_variable_from_the_shell(page: str) -> None:
     """Within single quotes the shell puts nothing for $NAME: the command would send the name itself."""
@@ -106,18 +125,13 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("escrowmq ")]
 
 
-TYPED = [
-    *("acts", "backup", "console", "from-celery", "from-outbox", "groups", "operations", "plans", "production"),
-    "upgrading",
-]
+TYPED = [page.name for page in sorted(DOCS.glob("*.md")) if commands(page.name)]
 
 
 @pytest.mark.parametrize("page", TYPED)
 def test_the_commands_of_a_page_can_be_typed(page: str) -> None:
     """Each exists, and takes these options and arguments."""
-    found = commands(f"{page}.md")
-    assert found
-    for words in found:
+    for words in commands(page):
         command, rest = typer.main.get_command(app), list(words)
         context = command.make_context("escrowmq", ["--help"], resilient_parsing=True)
         while subcommands := getattr(command, "commands", None):
