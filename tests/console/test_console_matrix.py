@@ -131,10 +131,12 @@ class Visited:
         return address, form
 
     def wait_for_plan(self) -> None:
-        """Wait until the last plan stands still: a run in the background takes the rows of the next plan away."""
+        """Wait until the last plan stands still: a run in the background takes the rows of the next plan away. Each
+        session knows its own runs from their beginning, others only once they are in the plan's folder."""
         deadline = time.monotonic() + 60
-        while "data-live" in self.visitors["boss"].http.get(f"/plans/{self.plan}").text:
-            assert time.monotonic() < deadline, self.plan
+        for visitor in self.visitors.values():
+            while "data-live" in visitor.http.get(f"/plans/{self.plan}").text:
+                assert time.monotonic() < deadline, self.plan
 
     def ask(self, method: str, address: str, form: dict[str, Any], caller: str) -> tuple[int, str]:
         """Status of a page, and its text, or where it leads."""

@@ -163,6 +163,7 @@ def rows(console: Console, params: Params) -> Page:
 def dry_run(console: Console, params: Params) -> Answer:
     """Check every row without changes."""
     found = console.plans.get(params.places["id"])
+    console.require(console.lacks_plan(found.act, group_of(found)))
 
     def work(job: Job) -> str:
         def on_progress(done: int, of: int) -> None:
@@ -179,6 +180,7 @@ def dry_run(console: Console, params: Params) -> Answer:
 def run(console: Console, params: Params) -> Answer:
     """Run the operation on the frozen selection in steps; finished rows are never repeated."""
     found = console.plans.get(params.places["id"])
+    console.require(console.lacks_plan(found.act, group_of(found)))
     if found.act.rpartition(".")[2] in FINAL and params.form_number("rows", -1) != found.rows:
         text = f"this cannot be taken back: type the number of its rows, {found.rows}, to say that you know"
         raise error(Code.BAD_ARGUMENT, text, "go back, and type it")
