@@ -67,7 +67,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise held."""
+        """Return whether every promise held."""
         return not self.violations
 
     def named(self, what: str) -> list[str]:

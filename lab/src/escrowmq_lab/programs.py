@@ -37,7 +37,7 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it is still running."""
+        """Return whether it is still running."""
         return self._process.poll() is None
 
     def heard(self, word: str) -> str | None:

@@ -152,7 +152,7 @@ class _Watch:
 
     @property
     def broken(self) -> bool:
-        """Whether the subscription ended by itself: the engine stopped, or ``on_checks`` raised."""
+        """Return whether the subscription ended by itself: the engine stopped, or ``on_checks`` raised."""
         return not self._closed and not self._thread.is_alive()
 
     @property

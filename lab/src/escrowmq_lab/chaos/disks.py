@@ -41,7 +41,7 @@ class FillableDisk(WrappedDisk):
 
     @property
     def full(self) -> bool:
-        """Whether the disk is full."""
+        """Return whether the disk is full."""
         return os.path.exists(self._marker)
 
     def open(self, name: str, *, create: bool = False) -> File:

@@ -68,7 +68,7 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise held."""
+        """Return whether every promise held."""
         return not self.broken and not self.numbers
 
     def add(self, what: str, mode: str, subject: str, detail: str) -> None:

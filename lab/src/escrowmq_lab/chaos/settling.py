@@ -46,7 +46,7 @@ class Settling:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing was pending at the last poll."""
+        """Return whether nothing was pending at the last poll."""
         return self._state is not None and not any(self._state.values())
 
     def waiting(self) -> list[tuple[str, str, str]]:

@@ -103,7 +103,7 @@ class Broker:
 
     @property
     def up(self) -> bool:
-        """Whether its process runs."""
+        """Return whether its process runs."""
         return not self.node.dead
 
     # Lifecycle

@@ -115,7 +115,7 @@ class End:
 
     @property
     def readable(self) -> bool:
-        """Whether :meth:`recv` would return at once."""
+        """Return whether :meth:`recv` would return at once."""
         return bool(self._received) or self.lost or self._finished or self.closed
 
     def settimeout(self, seconds: float | None) -> None:

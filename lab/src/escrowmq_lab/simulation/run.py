@@ -51,7 +51,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise held."""
+        """Return whether every promise held."""
         return not self.violations
 
 
@@ -93,7 +93,7 @@ class SimulatedSite:
 
     @property
     def ended(self) -> bool:
-        """Whether no new work may begin."""
+        """Return whether no new work may begin."""
         return self._run.healed
 
     def connect(self) -> Bus:

@@ -32,7 +32,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise held in every run."""
+        """Return whether every promise held in every run."""
         return not self.failed
 
     def add(self, result: Result) -> None:

@@ -37,7 +37,7 @@ class Site(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether no new work may begin."""
+        """Return whether no new work may begin."""
         ...
 
     def connect(self) -> Bus:

@@ -38,12 +38,12 @@ class Filter:
 
     @property
     def active(self) -> bool:
-        """Whether the filter can exclude any row."""
+        """Return whether the filter can exclude any row."""
         return self != Filter()
 
     @property
     def timed(self) -> bool:
-        """Whether the filter selects by time."""
+        """Return whether the filter selects by time."""
         return self.from_us is not None or self.until_us is not None
 
     @property

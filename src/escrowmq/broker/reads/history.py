@@ -49,8 +49,8 @@ class Way:
 
     @property
     def is_over(self) -> bool:
-        """Whether the events read so far lead to the present state of the message in this group, so that no later event
-        is searched."""
+        """Return whether the events read so far lead to the present state of the message in this group, so that no
+        later event is searched."""
         now = self.stands
         if now["state"] != self.state:
             return now["state"] in _UNTOUCHED

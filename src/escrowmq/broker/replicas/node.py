@@ -103,7 +103,7 @@ class Node:
 
     @property
     def ended(self) -> bool:
-        """Whether the node ended by itself, by a permanent error."""
+        """Return whether the node ended by itself, by a permanent error."""
         return self.failure is not None
 
     def _step_down(self) -> None:

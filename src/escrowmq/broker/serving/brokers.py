@@ -61,7 +61,7 @@ class Broker(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether the broker stopped by a fault."""
+        """Return whether the broker stopped by a fault."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -69,7 +69,7 @@ class Broker(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the broker has ended by itself, so that the process must end."""
+        """Return whether the broker has ended by itself, so that the process must end."""
 
 
 class BrokerAlone:
@@ -106,7 +106,7 @@ class BrokerAlone:
 
     @property
     def failed(self) -> bool:
-        """Whether the shard stopped by a fault. The process continues, and rejects requests."""
+        """Return whether the shard stopped by a fault. The process continues, and rejects requests."""
         return self._engine.shard.failure is not None
 
 
@@ -176,7 +176,7 @@ class BrokerNode:
 
     @property
     def failed(self) -> bool:
-        """Whether the node ended by itself, by an error that is permanent."""
+        """Return whether the node ended by itself, by an error that is permanent."""
         return self._node is not None and self._node.ended
 
     @property
@@ -186,7 +186,8 @@ class BrokerNode:
 
     @property
     def ended(self) -> bool:
-        """Whether the node has ended by itself: its process ends, too, so that its supervisor or a person sees why."""
+        """Return whether the node has ended by itself: its process ends, too, so that its supervisor or a person sees
+        why."""
         return self.failed
 
 

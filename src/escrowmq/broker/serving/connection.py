@@ -124,12 +124,12 @@ class Connection:
 
     @property
     def owes(self) -> bool:
-        """Whether bytes are queued for the client."""
+        """Return whether bytes are queued for the client."""
         return self._begun is not None or bool(self._small or self._large) or self._channel.unsent
 
     @property
     def buffered(self) -> bool:
-        """Whether received bytes can be read although the socket has none: TLS holds them."""
+        """Return whether received bytes can be read although the socket has none: TLS holds them."""
         return self._channel.buffered
 
     def send(

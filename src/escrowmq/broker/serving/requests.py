@@ -129,12 +129,12 @@ class Requests:
 
     @property
     def busy(self) -> bool:
-        """Whether the client waits for an answer, or for room for its request."""
+        """Return whether the client waits for an answer, or for room for its request."""
         return self._open > 0 or self.paused or self._connection.owes
 
     @property
     def done(self) -> bool:
-        """Whether a leaving client has received all answers."""
+        """Return whether a leaving client has received all answers."""
         return self.leaving and not (self._open or self._waiting or self._connection.owes)
 
     def take(self, came: list[Frame]) -> None:

@@ -82,7 +82,7 @@ class Request:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the caller has cancelled the request."""
+        """Return whether the caller has cancelled the request."""
         return self.future.cancelled()
 
     def answer(self, value: Any) -> None:
@@ -216,7 +216,7 @@ class Work:
 
     @property
     def few(self) -> bool:
-        """Whether the requests are all parcels, with so few rows that the ledger decides them as rows."""
+        """Return whether the requests are all parcels, with so few rows that the ledger decides them as rows."""
         return self.rows <= PLAIN_ROWS and self.requests[0].lane is not None and bool(_parcels(self.requests))
 
     @property

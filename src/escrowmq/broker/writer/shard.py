@@ -262,7 +262,7 @@ class Shard:
 
     @property
     def is_proved(self) -> bool:
-        """Whether a round that appends nothing may be answered from the ledger as it is."""
+        """Return whether a round that appends nothing may be answered from the ledger as it is."""
         return self._proof is None or self._proof.is_fresh()
 
     def stop(self, cause: BaseException) -> EscrowError:

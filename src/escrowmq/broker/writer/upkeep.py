@@ -89,7 +89,7 @@ class Upkeep:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether it is time for a snapshot and none is being saved."""
+        """Return whether it is time for a snapshot and none is being saved."""
         if self.saving is not None or self._shard.time_us < self._save_us or self._shard.failure is not None:
             return False
         try:

@@ -76,7 +76,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def stopped(self) -> bool:
-        """Whether the consumer was stopped or closed: nothing more is handed out."""
+        """Return whether the consumer was stopped or closed: nothing more is handed out."""
         return self._consumption.stopped
 
     def _stop(self) -> None:

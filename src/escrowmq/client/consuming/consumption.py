@@ -398,13 +398,13 @@ class Iterations:
 
     @property
     def mine(self) -> bool:
-        """Whether the caller's thread or task runs a loop: the caller is in its body, or in a signal handler that
-        interrupted it."""
+        """Return whether the caller's thread or task runs a loop: the caller is in its body, or in a signal handler
+        that interrupted it."""
         return _runner() in self._running
 
     @property
     def others(self) -> bool:
-        """Whether another thread or task runs a loop."""
+        """Return whether another thread or task runs a loop."""
         with self._lock:
             return len(self._running) > self.mine
 

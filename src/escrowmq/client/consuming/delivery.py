@@ -117,7 +117,7 @@ class Content:
 
     @property
     def redelivered(self) -> bool:
-        """Whether this group may have received the message before: its attempt is above 1."""
+        """Return whether this group may have received the message before: its attempt is above 1."""
         return self.attempt > 1
 
     def __repr__(self) -> str:

@@ -58,9 +58,9 @@ class ReceivedBase(Content):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the message must not be handled, in an ordered group: it is redelivered, because an earlier message
-        of its key failed or its lease expired since it was received. Iteration skips such messages; with a list of
-        messages, check before each effect."""
+        """Return whether the message must not be handled, in an ordered group: it is redelivered, because an earlier
+        message of its key failed or its lease expired since it was received. Iteration skips such messages; with a list
+        of messages, check before each effect."""
         return self._rows.withdrawn(self._row)
 
     @property

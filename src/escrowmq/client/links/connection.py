@@ -125,23 +125,23 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection accepts requests."""
+        """Return whether the connection accepts requests."""
         return self._reason is None
 
     @property
     def is_drained(self) -> bool:
-        """Whether no request with rows and no receive is pending: a newer one must not overtake it over another
+        """Return whether no request with rows and no receive is pending: a newer one must not overtake it over another
         connection."""
         return not any(isinstance(one, Request) for one in list(self._pending.values()))
 
     @property
     def doubtful(self) -> bool:
-        """Whether requests are pending and the broker did not answer a ping."""
+        """Return whether requests are pending and the broker did not answer a ping."""
         return self._silent > self._patience and any(one.is_owed for one in list(self._pending.values()))
 
     @property
     def watches(self) -> bool:
-        """Whether a check-back subscription is open."""
+        """Return whether a check-back subscription is open."""
         return any(isinstance(one, Watch) for one in list(self._pending.values()))
 
     # Requests

@@ -80,7 +80,7 @@ class Waiting(ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Whether an answer is due at any moment, so that silence means that the broker is lost."""
+        """Return whether an answer is due at any moment, so that silence means that the broker is lost."""
         return True
 
     @abstractmethod
@@ -355,7 +355,7 @@ class Watch(Waiting):
 
     @property
     def broken(self) -> bool:
-        """Whether the subscription ended without :meth:`close`."""
+        """Return whether the subscription ended without :meth:`close`."""
         return self.over and not self._closed
 
     def encode(self, number: int, most: int) -> Pieces:

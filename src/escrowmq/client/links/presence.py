@@ -51,12 +51,12 @@ class Attendance:
 
     @property
     def away(self) -> bool:
-        """Whether the broker is away: nothing should wait for it without need."""
+        """Return whether the broker is away: nothing should wait for it without need."""
         return self._presence.away(self._number)
 
     @property
     def quiet(self) -> bool:
-        """Whether the broker has not answered for a while: calls that can go to another one should."""
+        """Return whether the broker has not answered for a while: calls that can go to another one should."""
         return self._presence.quiet(self._number)
 
     def suspect(self) -> None:

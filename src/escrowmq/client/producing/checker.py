@@ -175,7 +175,7 @@ class CheckLoop:
 
     @property
     def attends(self) -> bool:
-        """Whether this loop receives checks, or will when the broker answers."""
+        """Return whether this loop receives checks, or will when the broker answers."""
         return self._present.is_set() and self._thread.is_alive()
 
     def close(self) -> None:

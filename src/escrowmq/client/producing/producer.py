@@ -80,7 +80,7 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def confirm(self) -> Confirm:
-        """Whether single ends of transactions wait for the broker's answer ("answered") or do not ("oneway")."""
+        """Return whether single ends of transactions wait for the broker's answer ("answered") or do not ("oneway")."""
         return self._production.choice.confirm
 
     @property
@@ -156,7 +156,8 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         OUTGOING.
 
         Returns one typed result per row: refused rows do not stop the others. ``shard``: the broker of all of them,
-        whatever their keys (see :meth:`place`). Raises only if the whole batch is invalid or its outcome Unknown.
+        whatever their keys (see :meth:`place`). Raises only if the whole batch is invalid or its outcome Unknown. The
+        log may be written from the memory of a record batch: do not change it until this returns.
         """
         return await self._production.produce_batch(Exchange.SEND, messages, shard)
 

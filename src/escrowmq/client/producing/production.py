@@ -435,7 +435,7 @@ class Production:
 
     @property
     def answers_checks(self) -> bool:
-        """Whether the producer has a checker, is open and attends: if it does not listen for checks yet, it soon
+        """Return whether the producer has a checker, is open and attends: if it does not listen for checks yet, it soon
         will."""
         return not self._closed and any(loop.attends for loop in self._loops)
 

@@ -35,7 +35,7 @@ class Results(ABC, Generic[T]):
 
     @property
     def ok(self) -> bool:
-        """Whether no row was refused."""
+        """Return whether no row was refused."""
         return not self._refused.any()
 
     def __len__(self) -> int:

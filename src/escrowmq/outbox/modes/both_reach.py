@@ -159,7 +159,8 @@ class Arrival:
 
     @property
     def sign(self) -> Sign:
-        """Whether it is a prepare, a commit or a rollback, by its header. Raises Rejected(BAD_REQUEST) without one."""
+        """Return whether it is a prepare, a commit or a rollback, by its header. Raises Rejected(BAD_REQUEST) without
+        one."""
         try:
             return Sign(self.headers[SIGN])
         except (KeyError, ValueError):
