@@ -107,6 +107,11 @@ def test_every_command_works_or_names_what_to_install(tmp_path: Path, wheel: Pat
         if not right:
             wrong[" ".join(one["words"])] = told
     assert wrong == {}
+    if not has(extras, "cli"):  # the commands above were run in one process
+        program = [tmp_path / "env" / "bin" / "python", "-m", "escrowmq", "status"]
+        alone = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert (alone.returncode, alone.stdout, "Traceback" in alone.stderr) == (2, "", False)
+        assert 'python -m pip install "escrowmq[cli]"' in " ".join(alone.stderr.split())
 
 
 def test_a_program_needs_no_extra(tmp_path: Path, wheel: Path) -> None:
