@@ -14,7 +14,7 @@ from test_canonical_text import JSON, ROWS, TYPES, backend, fill, sqlite_value
 import escrowmq as mq
 from escrowmq.pipeline.audit import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 ORDERS = 80
 Named = set[tuple[str, str]]

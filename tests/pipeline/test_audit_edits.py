@@ -23,7 +23,7 @@ from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.run import audit
 from escrowmq.pipeline.log import BrokerLog
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 COLUMNS = ("message_id", "price")
 BY_KEY = {"expected": "group:cart/orders", "found": "table:carts", "columns": list(COLUMNS)}

@@ -37,7 +37,7 @@ from escrowmq.pipeline.audit.verdict import Verdict
 from escrowmq.pipeline.audit.windows import window
 from escrowmq.spark.columns import columns_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 ORDERS = 40
 START = 1_700_000_000_000_000

@@ -22,7 +22,7 @@ from escrowmq.pipeline.audit.tables import is_unique
 from escrowmq.pipeline.sql.tables import readonly_url
 from escrowmq.pipeline.sql.text_reads import Text, TextRead
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 Row = tuple[str | None, str | None]
 Findings = set[tuple[str, str, int, int]]
