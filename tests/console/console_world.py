@@ -61,12 +61,14 @@ def served_broker(folder: Path, **settings: Any) -> Iterator[str]:
 
 def fail_all(bus: mq.Bus, group: str, topic: str, causes: dict[str, str], count: int) -> None:
     """Have ``group`` receive ``count`` messages of ``topic`` and give each up at once, for the cause of its key."""
-    consumer = bus.consumer(group, [topic], max_attempts=1)
-    for given_up, message in enumerate(consumer.messages(idle_timeout=30), 1):
+    consumer, given_up = bus.consumer(group, [topic], max_attempts=1), 0
+    for message in consumer.messages(idle_timeout=30):
         message.nack(cause=causes.get((message.key or "").partition("-")[0], HARM))
+        given_up += 1
         if given_up == count:
             break
     consumer.close()
+    assert given_up == count, f"{group} got {given_up} messages of {topic}"
 
 
 def fill(bus: mq.Bus) -> None:
