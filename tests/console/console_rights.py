@@ -46,6 +46,15 @@ class World:
             self.letter = dict(bus.admin.dead_letters(GROUP)[0])
             self.transaction = str(bus.admin.transactions(state="open")[0]["id"])
 
+    def have_letters(self) -> None:
+        """See that the group has a dead letter: an earlier test may have taken them away, or have paused the group."""
+        with self.bus("boss") as bus:
+            if not bus.admin.dead_letters(GROUP):
+                bus.admin.resume_group(GROUP)
+                bus.producer("shop").send(TOPIC, b"{}", key=SECRET)
+                fail_all(bus, GROUP, TOPIC, {}, 1)
+            self.letter = dict(bus.admin.dead_letters(GROUP)[0])
+
     def connect(self, token: str | None) -> Any:
         return links(self.url, {"token": token or ""})
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from console_rights import GROUP, SECRET, TOPIC, World, address_of, form_of, log_in, plan_by, principals
+from console_rights import GROUP, TOPIC, World, address_of, form_of, log_in, plan_by, principals
 from console_visitor import Visitor
-from console_world import QUICK, fail_all
+from console_world import QUICK
 from guarded_broker import guarded
 from rights_table import ABSENT, CALLERS, lacking, sentence
 
@@ -112,7 +112,7 @@ class Visited:
         plan, digest = NO_PLAN, ""
         if path.startswith(("/plans", "/dead-letters/")):
             self.wait_for_plan()
-            self.have_letters()
+            self.world.have_letters()
         if path.startswith("/plans/{"):
             plan, digest = plan_by(self.visitors["boss"])
             self.plan = plan
@@ -127,15 +127,6 @@ class Visited:
             address, form = rename(address, form, {TOPIC: "spare", GROUP: "spare"})
             form |= {"force": "yes"}
         return address, form
-
-    def have_letters(self) -> None:
-        """See that the group has a dead letter: an earlier test may have taken them away, or have paused the group."""
-        with self.world.bus("boss") as bus:
-            if not bus.admin.dead_letters(GROUP):
-                bus.admin.resume_group(GROUP)
-                bus.producer("shop").send(TOPIC, b"{}", key=SECRET)
-                fail_all(bus, GROUP, TOPIC, {}, 1)
-            self.world.letter = dict(bus.admin.dead_letters(GROUP)[0])
 
     def wait_for_plan(self) -> None:
         """Wait until the last plan stands still: a run in the background takes the rows of the next plan away. Each
