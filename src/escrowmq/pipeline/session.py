@@ -27,9 +27,9 @@ _MIB = 1 << 20
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit for the Python programs that it starts."""
 
-SLOW_COMPILER_ROWS = 2_000_000
+SLOW_COMPILER_ROWS = 4_000_000
 """From so many rows on, Java's optimising compiler saves more than it costs. An audit of 122,000 messages took 48 s of
-processor time without it, 82 s with it."""
+processor time without it, 82 s with it; of one of 10⁶ (2 million rows) the compiler alone took 40 s."""
 
 GENERATED_CODE_ROWS = 60_000
 """From so many rows on, Spark's generated code does. An audit of 1,500 messages took 25 s without it and 33 s with it,
@@ -173,6 +173,7 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
         "spark.local.dir": str(folder / "tmp"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": str(max(os.cpu_count() or 1, 2)),
+        "spark.sql.adaptive.enabled": "false",  # planning anew after each stage costs more than few partitions gain
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.files.openCostInBytes": str(_MIB),
