@@ -19,7 +19,7 @@ _EXPONENT = "'^[+-]?[0-9]{1,19}([.]([0-9]{0,18}))?[eE]([+-]?[0-9]{1,2})$'"
 _DECIMALS = f"length(regexp_extract(TEXT, {_EXPONENT}, 2)) - int(regexp_extract(TEXT, {_EXPONENT}, 3))"
 _PLAIN = "replace(format_number(try_cast(TEXT AS DECIMAL(38, 18)), 18), ',', '')"
 _NUMBER = f"""
-    CASE WHEN TEXT RLIKE '^(0|-?[1-9][0-9]{{0,400}})$' THEN TEXT
+    CASE WHEN TEXT = string(try_cast(TEXT AS BIGINT)) THEN TEXT
     WHEN TEXT RLIKE '^[+-]?[0-9]{{1,400}}([.][0-9]{{0,400}})?$' THEN {_STRIPPED}
     WHEN TEXT RLIKE {_EXPONENT} AND {_DECIMALS} <= 18 THEN
         coalesce({_STRIPPED.replace("TEXT", _PLAIN)}, TEXT)
