@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
 from itertools import accumulate
@@ -50,11 +50,9 @@ class Pictures:
     differences: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, transactions: DataFrame, half: DataFrame, wrong: DataFrame, first_us: int | None, last_us: int | None
-    ) -> Pictures:
-        """Collect the numbers of :func:`timeline.unpack`, half messages (``transaction, stored_us, hashed, state``) and
-        findings (``kind, id``); empty if there are no transactions."""
+    def of(cls, transactions: DataFrame, half: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
+        """Collect the numbers of :func:`timeline.unpack` and half messages (``transaction, stored_us, hashed, state``),
+        without differences; empty if there are no transactions."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
@@ -62,9 +60,14 @@ class Pictures:
         latencies = timeline.collect_counts(timeline.count_latencies(transactions, "decided_by"))
         undecided = half.where("state IS NOT NULL").groupBy("state").agg(f.countDistinct("transaction").alias("number"))
         pending = {row["state"]: row["number"] for row in undecided.collect()}
-        found = timeline.collect_counts(_count_differences(half, wrong, first_us, bucket_us))
-        differences = timeline.make_series(found, BUCKETS)
-        return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies, pending, differences)
+        return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies, pending)
+
+    def add_differences(self, half: DataFrame, wrong: DataFrame) -> Pictures:
+        """Collect the differences from half messages and findings (``kind, id``)."""
+        if not self.over_time:
+            return self
+        found = timeline.collect_counts(_count_differences(half, wrong, self.start_us, self.bucket_us))
+        return replace(self, differences=timeline.make_series(found, BUCKETS))
 
 
 def _count_differences(half: DataFrame, wrong: DataFrame, start_us: int, bucket_us: int) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from escrowmq.pipeline.session import local_session
 from escrowmq.wire import HALF_VIEW_NAME
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 MOST_FINDINGS = 500
 """Maximum number of findings that are named. All are counted."""
@@ -118,18 +119,21 @@ def audit(
         stack.enter_context(_without_compression(readings.spark))
         half = stack.enter_context(_persist(readings.read_half()))
         packed = stack.enter_context(_persist(timeline.pack(half, timeline.read_decisions(readings.log))))
+        beside = stack.enter_context(ThreadPoolExecutor(1))  # Spark plans one with a core, and runs the other meanwhile
+        measuring = beside.submit(_measure, half, packed)
         progress("comparing checksums" if windows else "comparing all rows")
         done = stack.enter_context(tally_sides(sides, windows, tied))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_persist(wrong))
-        progress("measuring transactions")
-        total = timeline.compute_totals(timeline.unpack(packed)).collect()[0]
         progress("comparing the rows of windows that differ")
         kinds, sides_found = frames.count_ids(wrong, "kind"), _count_sides(manifest, done, wrong)
         found_rows = {c.found: side.found_rows for c, side in zip(manifest.comparisons, sides_found, strict=True)}
+        progress("measuring transactions")
+        total, ids, pictures = measuring.result()
+        progress("naming what differs")
         verdict = Verdict(
             title=manifest.title,
-            ids=half.select("hashed").distinct().count(),
+            ids=ids,
             transactions=total["transactions"],
             committed=total["committed"],
             rolled_back=total["rolled_back"],
@@ -146,8 +150,15 @@ def audit(
             differing=find_differing(readings, manifest.comparisons, labels, wrong),
             sample=show_sample(readings.sample),
         )
-        progress("counting over time")
-        return verdict, Pictures.of(timeline.unpack(packed), half, wrong, total["first_us"], total["last_us"])
+        return verdict, pictures.add_differences(half, wrong)
+
+
+def _measure(half: DataFrame, packed: DataFrame) -> tuple[Row, int, Pictures]:
+    """Return the totals of all transactions, the number of distinct ids, and the counts for the charts."""
+    transactions = timeline.unpack(packed)
+    total = timeline.compute_totals(transactions).collect()[0]
+    ids = half.select("hashed").distinct().count()
+    return total, ids, Pictures.of(transactions, half, total["first_us"], total["last_us"])
 
 
 @contextmanager
