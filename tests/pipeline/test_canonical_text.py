@@ -8,6 +8,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from escrowmq.pipeline.audit import windows
 from escrowmq.pipeline.audit.rows import portable_digest, portable_hash
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical
@@ -339,6 +341,30 @@ def test_sqlite_values_of_other_types_are_texts(tmp_path: Path) -> None:
         ("e", "\ufffd"),
         ("f", None),
     ]
+
+
+@pytest.mark.invariant("I43")
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(("kind", "encoding"), [("text", "UTF-8"), ("bytes", "UTF-8"), ("text", "UTF-16")])
+def test_sqlite_selects_the_windows_of_spark(
+    spark: SparkSession, tmp_path: Path, portable: bool, kind: str, encoding: str
+) -> None:
+    """Of ids of every type, of text that is not UTF-8, and without an id."""
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute(f"PRAGMA encoding = '{encoding}'")
+        database.execute("CREATE TABLE t (id)")
+        odd: list[Any] = ["é", "a\0b", "", None, 5, -7, 0.1 + 0.2, 1e30, b"ab", b"a\xff"]
+        ids = [*(f"o-{n}" for n in range(30)), *odd]
+        database.executemany("INSERT INTO t VALUES (?)", [(id,) for id in ids])
+        database.execute("INSERT INTO t VALUES (CAST(x'61ff' AS TEXT))")
+        database.commit()
+    every = TextRead(f"sqlite:///{tmp_path / 'x.db'}", "t", (Text("id", "text", kind),))
+    known = [texts.NO_ID if id is None else id for (id,) in all_rows(every)]
+    number = windows.window(f.col("id"), 7, portable)
+    wanted = spark.createDataFrame([(id,) for id in known], "id STRING").select("id", number.alias("n")).collect()
+    for n in range(7):
+        found = all_rows(replace(every, windows=7, only=(n,), portable=portable))
+        assert [texts.NO_ID if id is None else id for (id,) in found] == [row["id"] for row in wanted if row["n"] == n]
 
 
 @pytest.mark.parametrize(

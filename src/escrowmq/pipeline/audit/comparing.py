@@ -75,7 +75,7 @@ def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, por
         return frames.find_witnesses(rows, rows.frame.limit(0), width)
     number = windows.window(rows.known_id, count, portable)
     if rows.select_windows is not None:
-        few = rows.select_windows(some, count)
+        few = rows.select_windows(some, count, portable)
     else:
         few = rows.frame.where(windows.is_among(number, some, count))
     few = rows.open(few).withColumn("_window", number)

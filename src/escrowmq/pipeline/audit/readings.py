@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as f
@@ -217,24 +217,24 @@ class Readings:
     def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
         """Return messages as the sides of these roles (by topic); ``read(columns)`` reads the messages."""
         speakers = tuple(Speaker(its, _find_cell, f.col("topic") == name) for name, its in roles.items())
-        frame, slim = read(self._list_needed(roles)), read(self._id_columns)
-        return Rows(frame, self.id, speakers, _list_made_columns(roles), slim)
+        frame, read_slim = read(self._list_needed(roles)), partial(read, self._id_columns)
+        return Rows(frame, self.id, speakers, _list_made_columns(roles), read_slim)
 
 
 def _take_sample(rows: Rows, parts: int) -> Rows:
-    """Return the rows of a sample. Servers that compute sums select it themselves."""
-    if rows.sum_windows is not None:
+    """Return the rows of a sample. Databases select it themselves."""
+    if rows.select_windows is not None:
         return rows
     is_in = is_sampled(rows.known_id, parts)
-    slim = None if rows.slim is None else rows.slim.where(is_in)
+    read_slim = None if rows.read_slim is None else partial(_filter, rows.read_slim, is_in)
     growth = rows.growth
     if growth is not None:
-        growth = Growth(growth.sources, partial(_read_sampled, growth, is_in))
-    return replace(rows, frame=rows.frame.where(is_in), slim=slim, growth=growth)
+        growth = Growth(growth.sources, partial(_filter, growth.read, is_in))
+    return replace(rows, frame=rows.frame.where(is_in), read_slim=read_slim, growth=growth)
 
 
-def _read_sampled(growth: Growth, is_in: Column, starts: Mapping[str, int]) -> DataFrame:
-    return growth.read(starts).where(is_in)
+def _filter(read: Callable[..., DataFrame], is_in: Column, *given: Any) -> DataFrame:
+    return read(*given).where(is_in)
 
 
 def show_cell(key: str, cell: Cell) -> Column:

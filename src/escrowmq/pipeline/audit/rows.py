@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,10 +11,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq.pipeline.sql.source import SUMS
-from escrowmq.pipeline.sql.texts import NO_ID
+from escrowmq.pipeline.sql.texts import NO_ID, find_window
 
 _PARTS = 1024
-"""Windows by which a server finds the rows of some ids."""
+"""Windows by which a database finds the rows of some ids."""
 Cell = Callable[[str], Column]
 """Finds a column of a row by its name."""
 
@@ -88,21 +87,22 @@ class Grown:
 class Rows:
     """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
     ``made`` are expensive columns from which cells are made, such as parsed JSON; they are computed once per row, and
-    only for the rows that are needed. ``slim`` has the same rows with only the columns that ``id`` and the speakers'
-    ``where`` need.
+    only for the rows that are needed. ``read_slim`` returns the same rows with only the columns that ``id`` and the
+    speakers' ``where`` need: it is called only if they are, because Spark plans every source in processes of its own.
 
-    A server database computes the sums of windows itself: ``sum_windows`` returns them for a number of windows, in the
-    columns of :func:`escrowmq.pipeline.audit.windows.compare_windows`, and ``select_windows`` the rows of some windows
-    of that number. ``growth`` and ``grown``: see :mod:`escrowmq.pipeline.audit.parts.state`.
+    A database selects the rows of some windows: ``select_windows`` returns them for these, their number and kind
+    (portable or not). A server computes also the sums of windows: ``sum_windows`` returns them for a number of windows,
+    in the columns of :func:`escrowmq.pipeline.audit.windows.compare_windows`. ``growth`` and ``grown``: see
+    :mod:`escrowmq.pipeline.audit.parts.state`.
     """
 
     frame: DataFrame
     id: Column
     speakers: tuple[Speaker, ...]
     made: Sequence[Mapping[str, Column]] = ()
-    slim: DataFrame | None = None
+    read_slim: Callable[[], DataFrame] | None = None
     sum_windows: Callable[[int], DataFrame] | None = None
-    select_windows: Callable[[set[int], int], DataFrame] | None = None
+    select_windows: Callable[[set[int], int, bool], DataFrame] | None = None
     growth: Growth | None = None
     grown: Grown | None = None
 
@@ -121,8 +121,9 @@ class Rows:
         the ids."""
         frame = self.frame
         if self.select_windows is not None:
-            some = {int(hashlib.md5(id.encode()).hexdigest()[:15], 16) % _PARTS for id in ids}
-            frame = self.select_windows(some, _PARTS)
+            portable = self.sum_windows is not None  # the other hash is cheaper
+            some = {find_window(id, _PARTS, portable) for id in ids}
+            frame = self.select_windows(some, _PARTS, portable)
         return frame.where(self.known_id.isin(list(ids)))
 
     @property
@@ -161,5 +162,5 @@ def portable_digest(id: Column, cells: Sequence[Column]) -> Column:
 
 
 def portable_hash(id: Column) -> Column:
-    """Return the hash of an id that SQL can compute, too: see :func:`escrowmq.pipeline.sql.texts.hash_id`."""
+    """Return the hash of an id that SQL can compute, too: see :func:`escrowmq.pipeline.sql.texts.window`."""
     return f.conv(f.substring(f.md5(id), 1, 15), 16, 10).cast("bigint")

@@ -111,26 +111,23 @@ def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
     ]
     made = {name: column for n, side in enumerate(sides) for name, column in side.make_cells(n).items()}
     frame = read_texts(spark, reads)
-    rows = Rows(frame, f.col(cell(0)), tuple(speakers), [made], read_texts(spark, [_only_id(read) for read in reads]))
-    if not sides[0].summed:
-        return rows
+
+    def read_slim() -> DataFrame:
+        return read_texts(spark, [replace(read, columns=read.columns[:1]) for read in reads])
 
     def sum_windows(count: int) -> DataFrame:
         return read_sums(spark, [replace(side.read, windows=count, sums=side.sums()) for side in sides])
 
-    def select_windows(some: set[int], count: int) -> DataFrame:
+    def select_windows(some: set[int], count: int, portable: bool) -> DataFrame:
         only = tuple(sorted(some)) if len(some) < count else None
-        return read_texts(spark, [replace(read, windows=count, only=only) for read in reads])
+        return read_texts(spark, [replace(read, windows=count, only=only, portable=portable) for read in reads])
 
-    return replace(rows, sum_windows=sum_windows, select_windows=select_windows)
+    rows = Rows(frame, f.col(cell(0)), tuple(speakers), [made], read_slim, select_windows=select_windows)
+    return replace(rows, sum_windows=sum_windows) if sides[0].summed else rows
 
 
 def _name_cell(number: int, key: str) -> str:
     return f"_{number} {key}"
-
-
-def _only_id(read: TextRead) -> TextRead:
-    return replace(read, columns=read.columns[:1])
 
 
 def is_unique(read: TextRead) -> bool:

@@ -139,7 +139,7 @@ def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) 
     for rows in every:
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
         if any(values):
-            frame = rows.frame if rows.slim is None else rows.slim
+            frame = rows.frame if rows.read_slim is None else rows.read_slim()
             own, hashed = rows.select_own(values)[0], _hash_id(rows.known_id, is_portable(every))
             frames.append(frame.select(own.alias("speaker"), hashed.alias("hashed")))
     found: dict[int, set[int]] = {n: set() for n in range(len(chosen))}

@@ -10,6 +10,7 @@ shows them.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.sql.tables import KINDS, Bounds, SqlRead, absolute, inode
+from escrowmq.pipeline.sql.tables import BATCH_ROWS, KINDS, Bounds, SqlRead, absolute, inode
 from escrowmq.pipeline.sql.text_reads import TextRead
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class TextReader(SqlReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SqlRange)
+        gc.set_threshold(10 * BATCH_ROWS)  # otherwise the tuples of each page are searched for cycles, again and again
         read: TextRead = self._reads[partition.number]
         for columns in read.batches(partition.key, partition.bounds):
             rest = [pa.nulls(len(columns[0]), pa.utf8())] * (len(self._kinds) - len(columns))

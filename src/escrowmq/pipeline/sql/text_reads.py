@@ -47,9 +47,9 @@ class Sum:
 @dataclass(frozen=True, slots=True, repr=False)
 class TextRead:
     """A read of ``columns``, of which the first is the id, of the rows of ``table`` at ``url`` whose columns equal the
-    texts of ``where``. ``windows`` is the number of hash windows of ids (see
+    texts of ``where``. ``windows`` is the number of hash windows of ids, ``portable`` their kind (see
     :mod:`escrowmq.pipeline.audit.windows`); ``only`` limits the rows to some of them, and ``sample`` to so many of
-    SAMPLED_OF parts of the ids (not in SQLite, which has no hash). With ``sums``, checksums are read instead of rows.
+    SAMPLED_OF parts of the ids. With ``sums``, checksums are read instead of rows (not of SQLite).
     ``inode``: see :func:`escrowmq.pipeline.sql.tables.check_there`."""
 
     url: str
@@ -57,6 +57,7 @@ class TextRead:
     columns: tuple[Text, ...]
     where: tuple[tuple[str, str, str], ...] = ()
     windows: int = 1
+    portable: bool = True
     only: tuple[int, ...] | None = None
     sample: int | None = None
     sums: tuple[Sum, ...] = ()
@@ -91,11 +92,11 @@ class TextRead:
             if dialect == "postgresql" and (plain := _render(connection, query, values)) is not None:
                 yield from _fetch_arrow(connection.engine.url, plain)
                 return
+            result: Any = connection.execution_options(yield_per=BATCH_ROWS).execute(sa.text(query), values)
             if dialect == "sqlite":  # the driver's own rows of bytes: nothing is made of them one by one
-                sqlite: Any = connection.connection.driver_connection
-                sqlite.text_factory = bytes
-            result = connection.execution_options(yield_per=BATCH_ROWS).execute(sa.text(query), values)
-            for page in result.partitions(BATCH_ROWS):  # without a size, SQLAlchemy 2.1 yields single rows
+                result.cursor.connection.text_factory = bytes
+                result = result.cursor
+            while page := result.fetchmany(BATCH_ROWS):
                 yield [_make_texts(column) for column in zip(*page, strict=True)]
 
     def read_sums(self, key: str, bounds: Bounds) -> list[pa.Array]:
@@ -106,7 +107,7 @@ class TextRead:
             cells = [texts.select_text(dialect, quote(c.name), c.native, c.kind) for c in self.columns]
             digests = [texts.digest(dialect, cells[0], [cells[n] for n in one.columns]) for one in self.sums]
             named = ", ".join(f"{digest} AS d{n}" for n, digest in enumerate(digests))
-            window = f"{texts.hash_id(dialect, cells[0])} % {self.windows} AS w"
+            window = f"{texts.window(dialect, cells[0], self.windows)} AS w"
             inner, values = self._make_query(quote, dialect, f"{window}, {named}", key, bounds)
             halves = [half for n in range(len(digests)) for half in texts.sum_halves(dialect, f"d{n}")]
             # OFFSET 0: otherwise PostgreSQL computes each digest once per use
@@ -144,12 +145,12 @@ class TextRead:
             elif bound is not None:
                 conditions.append(f"{quote(key)} {sign} :{name}")
                 values[name] = bound
-        id = self.columns[0]
-        hashed = texts.hash_id(dialect, texts.select_text(dialect, quote(id.name), id.native, id.kind))
+        id = texts.select_text(dialect, quote(self.columns[0].name), self.columns[0].native, self.columns[0].kind)
         if self.only is not None:
-            conditions.append(f"{hashed} % {self.windows} IN ({', '.join(map(str, sorted(self.only)))})")
-        if self.sample is not None and dialect != "sqlite":
-            conditions.append(f"{hashed} % {texts.SAMPLED_OF} < {self.sample}")
+            window = texts.window(dialect, id, self.windows, self.portable)
+            conditions.append(f"{window} IN ({', '.join(map(str, sorted(self.only)))})")
+        if self.sample is not None:
+            conditions.append(f"{texts.window(dialect, id, texts.SAMPLED_OF)} < {self.sample}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {selected} FROM {quote(self.table)}{where}", values
 
@@ -221,6 +222,9 @@ def _connected(url: str) -> Iterator[sa.Connection]:
             raise Misuse(Code.BAD_URL, f"the audit does not read databases of kind {engine.dialect.name}", hint)
         for setting in texts.SETTINGS.get(engine.dialect.name, ()):
             connection.exec_driver_sql(setting)
+        if engine.dialect.name == "sqlite":
+            sqlite: Any = connection.connection.driver_connection
+            sqlite.create_function(texts.WINDOW_FUNCTION, 3, _find_window, deterministic=True)
         yield connection
 
 
@@ -255,11 +259,20 @@ def _fetch_arrow(url: sa.URL, query: str) -> Iterator[list[pa.Array]]:
 
 
 def _make_texts(column: Sequence[Any]) -> pa.Array:
-    """Return values of a driver as texts: texts, bytes of texts, or floats of SQLite."""
+    """Return values of a driver as texts: texts, bytes of texts, or numbers of SQLite."""
     try:
+        if set(map(type, column)) <= _INTEGERS:
+            return pa.array(column, pa.int64()).cast(pa.utf8())
         return pa.array(column, pa.binary()).cast(pa.utf8())
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # a float, or not UTF-8
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # of several types, or not UTF-8
         return pa.array([_make_text(value) for value in column], pa.utf8())
+
+
+_INTEGERS = {int, type(None)}
+
+
+def _find_window(id: Any, count: int, portable: int) -> int:
+    return texts.find_window(texts.NO_ID if id is None else _make_text(id) or "", count, bool(portable))
 
 
 def _make_text(value: Any) -> str | None:

@@ -19,11 +19,13 @@ text, which Spark converts (:mod:`escrowmq.pipeline.sql.canonical`). Imports no 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
+import xxhash
 
 NO_ID = "(no id)"
 """Stands for an id that is null."""
@@ -142,11 +144,10 @@ _MY = {
 
 def select_text(dialect: str, column: str, native: str, kind: str) -> str:
     """Return the SQL of the text of a quoted column: canonical if :func:`is_canonical`, else plain. SQLite returns
-    floats as such, because its own text of them is rounded."""
+    its values as they are: their texts are made faster here, and its own text of a float is rounded."""
     if dialect == "sqlite":
-        plain = f"CAST({column} AS TEXT)"
-        blob = f"lower(hex({column}))" if kind in ("bytes", "uuid") else plain
-        return f"CASE typeof({column}) WHEN 'real' THEN {column} WHEN 'blob' THEN {blob} ELSE {plain} END"
+        is_hex = kind in ("bytes", "uuid")
+        return f"CASE typeof({column}) WHEN 'blob' THEN lower(hex({column})) ELSE {column} END" if is_hex else column
     templates = _PG if dialect == "postgresql" else _MY
     exact = kind != "text" and is_canonical(dialect, native, kind)
     return templates[native if exact or native == "bytes" else "text"].format(c=column)
@@ -176,9 +177,26 @@ SETTINGS = {
 SETTINGS["mariadb"] = SETTINGS["mysql"]
 
 
-def hash_id(dialect: str, id: str) -> str:
-    """Return the SQL of the hash of an id by which windows are assigned: the first 60 bits of its MD5."""
-    return _to_number(dialect, f"md5({known_id(id)})", 1, 15)
+def window(dialect: str, id: str, count: int, portable: bool = True) -> str:
+    """Return the SQL of :func:`find_window` for the text of an id. SQLite calls it as a function of the name
+    WINDOW_FUNCTION; servers compute only portable windows."""
+    if dialect == "sqlite":
+        # text of a database in UTF-8 may not be UTF-8, and Python's functions take no such text
+        is_exact = f"typeof({id}) = 'text' AND (SELECT encoding FROM pragma_encoding) = 'UTF-8'"
+        exact = f"CASE WHEN {is_exact} THEN CAST({id} AS BLOB) ELSE {id} END"
+        return f"{WINDOW_FUNCTION}({exact}, {count}, {int(portable)})"
+    return f"{_to_number(dialect, f'md5({known_id(id)})', 1, 15)} % {count}"
+
+
+WINDOW_FUNCTION = "escrowmq_window"
+
+
+def find_window(id: str, count: int, portable: bool) -> int:
+    """Return the window of an id, 0 .. ``count``-1: by the first 60 bits of its MD5, or by Spark's xxHash64."""
+    if portable:
+        return (int.from_bytes(hashlib.md5(id.encode(), usedforsecurity=False).digest()[:8]) >> 4) % count
+    hashed = xxhash.xxh64_intdigest(id.encode(), 42)  # Spark's seed
+    return (hashed - (hashed >> 63 << 64)) % count  # Spark's number is signed
 
 
 def known_id(id: str) -> str:

@@ -1,5 +1,5 @@
-"""A sample of an audit: the ids whose hash is below a limit. All sides have the same sample; PostgreSQL, MariaDB and
-MySQL select it themselves."""
+"""A sample of an audit: the ids whose hash is below a limit. All sides have the same sample; databases select it
+themselves."""
 
 from __future__ import annotations
 
