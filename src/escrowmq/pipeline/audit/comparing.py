@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -16,41 +16,52 @@ from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.settings import nearest
 
+KEPT_ROWS = 100_000
+"""Up to this many rows of windows that differ are kept, so that naming what differs need not read the sides again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
     """The result of a pass over all sides. ``proven``: for each comparison, rows (and ids) of its equal windows.
-    ``tallies``: those of all other ids, see :func:`escrowmq.pipeline.audit.frames.tally`."""
+    ``tallies``: those of all other ids, see :func:`escrowmq.pipeline.audit.frames.tally`. ``rows``: the sides with at
+    least all rows of these ids."""
 
     proven: dict[int, int]
     tallies: DataFrame
+    rows: Sequence[Rows]
 
 
 @contextmanager
-def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
+def tally_sides(
+    every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (), *, keep: bool = False
+) -> Iterator[Tallied]:
     """Context manager: compare all sides; yield how many rows are proven equal, and a tally of each other id, kept
     until the block ends. ``count`` is the number of windows whose checksums are compared first; 0 compares row by row
     at once, which is cheaper for a small run. ``tied`` lists comparisons, by number, that share their suspects: a
-    window that is suspect in one is suspect in all of them."""
+    window that is suspect in one is suspect in all of them. ``keep``: the caller reads ``rows`` of the result, too, so
+    they are kept if they are few."""
     proven: dict[int, int] = {}
     limits = frames.find_limits(every)
     width = max(map(len, limits.values()), default=0)
-    if count:
-        proven, suspects = _prove(every, count, tied)
-        portable = windows.is_portable(every)
-        witnesses = [_find_suspects(rows, suspects, count, portable, width) for rows in every]
-    else:
-        witnesses = [frames.find_witnesses(rows, rows.frame, width) for rows in every]
-    tallies = frames.tally(witnesses, limits).persist()
-    try:
-        yield Tallied(proven, tallies)
-    finally:
-        tallies.unpersist()
+    with ExitStack() as stack:
+        if count:
+            proven, suspects, left = _prove(every, count, tied)
+            portable = windows.is_portable(every)
+            every = [_select_suspects(rows, suspects, count, portable) for rows in every]
+            if keep and 0 < left <= KEPT_ROWS:
+                for rows in every:
+                    stack.callback(rows.frame.persist().unpersist)
+            witnesses = [_find_suspects(rows, suspects, count, width) for rows in every]
+        else:
+            witnesses = [frames.find_witnesses(rows, rows.frame, width) for rows in every]
+        tallies = frames.tally(witnesses, limits).persist()
+        stack.callback(tallies.unpersist)
+        yield Tallied(proven, tallies, every)
 
 
-def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
+def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]], int]:
     """Compare the checksums of ``count`` windows. Returns, by number of the comparison, how many rows are proven equal,
-    and the windows that are not proven."""
+    and the windows that are not proven; and how many rows these have in all comparisons."""
     numbers = set().union(*[rows.comparisons for rows in every])
     lines = windows.compare_windows(every, count).collect()  # one per window and comparison
     equal = {number: set(range(count)) for number in numbers}
@@ -59,32 +70,38 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
             equal[row["comparison"]].discard(row["window"])
     suspects = windows.find_suspects(every, equal, count)
     suspects |= dict.fromkeys(tied, set().union(*[suspects[number] for number in tied]))
-    proven = dict.fromkeys(numbers, 0)
+    proven, left = dict.fromkeys(numbers, 0), 0
     for row in lines:
         if row["window"] not in suspects[row["comparison"]]:
             proven[row["comparison"]] += row["expected"]
-    return proven, suspects
+        else:
+            left += row["expected"] + row["found"]
+    return proven, suspects, left
 
 
-def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool, width: int) -> DataFrame:
-    """Return the witnesses of the rows of one frame that are in windows not proven equal (``suspects``, by comparison).
-    Reads nothing if there are none. ``portable`` as in :func:`windows.window`, ``width`` as in
-    :func:`frames.make_witness`."""
+def _select_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool) -> Rows:
+    """Return the rows that are in windows not proven equal (``suspects``, by comparison), with ``_window``, and with
+    the columns of ``made``. Reads nothing if there are none. ``portable`` as in :func:`windows.window`."""
     some = set().union(*[suspects[number] for number in rows.comparisons])
-    if not some:
-        return frames.find_witnesses(rows, rows.frame.limit(0), width)
     number = windows.window(rows.known_id, count, portable)
-    if rows.select_windows is not None:
+    if not some:
+        few = rows.frame.limit(0)
+    elif rows.select_windows is not None:
         few = rows.select_windows(some, count, portable)
     else:
         few = rows.frame.where(windows.is_among(number, some, count))
-    few = rows.open(few).withColumn("_window", number)
+    return replace(rows, frame=rows.open(few).withColumn("_window", number), made=(), select_windows=None)
+
+
+def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, width: int) -> DataFrame:
+    """Return the witnesses of ``rows`` of :func:`_select_suspects`. ``width`` as in :func:`frames.make_witness`."""
+    some = set().union(*[suspects[number] for number in rows.comparisons])
 
     def make_witness(role: Role, cell: Cell) -> Column:
         said, mine = frames.make_witness(role, cell, width), suspects[role.comparison]
         return said if mine == some else f.when(windows.is_among(f.col("_window"), mine, count), said)
 
-    return frames.witnesses(few, rows.id, rows.map_roles(make_witness)).where("comparison IS NOT NULL")
+    return frames.witnesses(rows.frame, rows.id, rows.map_roles(make_witness)).where("comparison IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -122,7 +122,7 @@ def audit(
         beside = stack.enter_context(ThreadPoolExecutor(1))  # Spark plans one with a core, and runs the other meanwhile
         measuring = beside.submit(_measure, half, packed)
         progress("comparing checksums" if windows else "comparing all rows")
-        done = stack.enter_context(tally_sides(sides, windows, tied))
+        done = stack.enter_context(tally_sides(sides, windows, tied, keep=True))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_persist(wrong))
         progress("comparing the rows of windows that differ")
@@ -147,7 +147,7 @@ def audit(
             findings_in_all=wrong.count(),
             beginnings=covered.beginnings,
             incomplete=covered.incomplete,
-            differing=find_differing(readings, manifest.comparisons, labels, wrong),
+            differing=find_differing(done.rows, labels, wrong),
             sample=show_sample(readings.sample),
         )
         return verdict, pictures.add_differences(half, wrong)

@@ -1,6 +1,6 @@
 """The columns that differ in altered ids, with sample values.
 
-Only the first altered ids of each comparison are read again, so a run without altered ids pays nothing.
+Only the first altered ids of each comparison are looked up, so a run without altered ids pays nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.manifest import Comparison
-from escrowmq.pipeline.audit.readings import Readings, show_cell
+from escrowmq.pipeline.audit.readings import show_cell
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows
 from escrowmq.pipeline.audit.verdict import Differing, Pair
 from escrowmq.pipeline.sql.canonical import AMOUNT, to_amount
@@ -28,27 +27,24 @@ _LETTERS = 200
 """Maximum length of a sample value."""
 
 
-def find_differing(
-    readings: Readings, comparisons: Sequence[Comparison], labels: Mapping[int, str], wrong: DataFrame
-) -> tuple[Differing, ...]:
+def find_differing(every: Sequence[Rows], labels: Mapping[int, str], wrong: DataFrame) -> tuple[Differing, ...]:
     """Find for each comparison with altered ids the column that differs most, with sample values; reads the first
-    altered ids again. ``wrong``: the findings of all comparisons; ``labels``: their names, by number."""
+    altered ids in ``every``, the sides of all comparisons. ``wrong``: their findings; ``labels``: their names, by
+    number."""
     first = f.row_number().over(Window.partitionBy("comparison").orderBy("id")) <= EXAMINED
     altered = wrong.where("kind = 'altered'").withColumn("first", first).where("first").select("comparison", "id")
     ids: dict[int, list[str]] = {}
     for row in altered.collect():
         ids.setdefault(row["comparison"], []).append(row["id"])
-    numbers = sorted(ids)
-    if not numbers:
+    if not ids:
         return ()
-    every = readings.read_rows([comparisons[number] for number in numbers])
+    every = [rows for rows in every if rows.comparisons & ids.keys()]
     roles = {role.comparison: role for rows in every for speaker in rows.speakers for role in speaker.roles}
-    wanted = {n: ids[number] for n, number in enumerate(numbers)}
-    cells = reduce(DataFrame.unionByName, [_read_cells(rows, wanted) for rows in every])
+    cells = reduce(DataFrame.unionByName, [_read_cells(rows, ids) for rows in every])
     found: dict[int, Differing] = {}
     for row in _compare_cells(cells, roles).orderBy(f.desc("ids"), "place").collect():
-        number = numbers[row["comparison"]]
-        kind, _, name = roles[row["comparison"]].columns[row["place"]].partition(" ")
+        number = row["comparison"]
+        kind, _, name = roles[number].columns[row["place"]].partition(" ")
         pairs = tuple(Pair(one["id"], _show(one["before"], kind), _show(one["after"], kind)) for one in row["pairs"])
         found.setdefault(number, Differing(labels[number], name, row["ids"], len(ids[number]), pairs))
     return tuple(found[number] for number in sorted(found))
@@ -69,7 +65,7 @@ def _read_cells(rows: Rows, ids: Mapping[int, Sequence[str]]) -> DataFrame:
             f.array(*amounts).cast(f"array<{AMOUNT}>").alias("amounts"),
         )
 
-    mine = {id for number in rows.comparisons for id in ids[number]}
+    mine = {id for number in rows.comparisons & ids.keys() for id in ids[number]}
     said = rows.open(rows.select_ids(mine)).select(rows.known_id.alias("id"), f.explode(rows.map_roles(make_cells)))
     wanted = [(f.col("comparison") == number) & f.col("id").isin(list(its)) for number, its in ids.items()]
     chosen = said.select("id", "col.*").where(reduce(Column.__or__, wanted))
