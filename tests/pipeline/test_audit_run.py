@@ -63,6 +63,8 @@ def message(order: dict[str, Any], topic: str, number: int, transaction: bytes) 
 class ParquetLog:
     """A log that is not a broker's, with the same columns."""
 
+    is_read_in_python = False
+
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
         self._folder = folder

@@ -24,6 +24,9 @@ class BrokerLog:
     ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read and may be in use. ``whole``: a read raises
     Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages; otherwise it logs a warning."""
 
+    is_read_in_python = True
+    """Format "escrow" reads it, so the processes that read can also sum and select its rows."""
+
     def __init__(self, spark: SparkSession, url: str, *, whole: bool = False) -> None:
         register(spark)
         self._spark = spark
@@ -56,8 +59,13 @@ class BrokerLog:
         return self._read(DEAD_LETTER_PREFIX + group, columns)
 
     def _read(self, source: str, columns: Collection[str], **options: str) -> DataFrame:
-        reader = self._spark.read.format("escrow").options(topic=source, incomplete=self._incomplete, **options)
-        return reader.option("columns", ",".join(sorted(columns))).load(self._url)
+        reader = self._spark.read.format("escrow").options(**self.make_options(source), **options)
+        return reader.option("columns", ",".join(sorted(columns))).load()
+
+    def make_options(self, source: str, starts: Mapping[str, int] = NO_STARTS) -> dict[str, str]:
+        """Return the options of format "escrow" for all columns of topics or of a system view; ``starts`` as of
+        :meth:`topics`."""
+        return {"url": self._url, "topic": source, "incomplete": self._incomplete, **_make_start(starts)}
 
 
 def _make_start(starts: Mapping[str, int]) -> dict[str, str]:

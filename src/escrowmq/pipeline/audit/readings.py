@@ -17,10 +17,11 @@ from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.parts.columns import STORED, find_native, make_role
+from escrowmq.pipeline.audit.parts.log_rows import LogRead, LogRole, can_sum_here, read_log
 from escrowmq.pipeline.audit.parts.sample import is_sampled
 from escrowmq.pipeline.audit.rows import Cell, Growth, Role, Rows, Speaker
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
-from escrowmq.pipeline.log import BrokerLog
+from escrowmq.pipeline.log import NO_STARTS, BrokerLog
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical, to_micros
 from escrowmq.wire import HALF_VIEW_NAME
@@ -69,10 +70,14 @@ class Readings:
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "group", "file")
         }
+        keys = {role.comparison: role.columns for its in roles.values() for role in its}
+        by_spark = sample is not None or not self.log.is_read_in_python
+        here = {n for n, c in enumerate(comparisons) if not by_spark and can_sum_here(c, keys[n])}
         made = [self._read_file(name, its) for name, its in of["file"].items()]
         together = (("topic", self._read_topics), ("half", self._read_halves))
-        made += self._read_tables(of["table"], sample) if of["table"] else []
-        made += [read(of[kind]) for kind, read in together if of[kind]]
+        made += self._read_tables(of["table"], sample, here) if of["table"] else []
+        read = [(read(of[kind]), kind == "half", of[kind]) for kind, read in together if of[kind]]
+        made += [rows if by_spark else self._read_in_python(rows, is_half, its, here) for rows, is_half, its in read]
         by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
         for name, its in of["group"].items():
             group, topic = of_group(name)
@@ -115,15 +120,44 @@ class Readings:
         types that :meth:`_learn_types` stores. Raises Misuse(BAD_ARGUMENT) for columns that cannot be compared so."""
         return make_role(self._manifest, number, comparison, is_expected, self._natives)
 
-    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]], sample: int | None) -> list[Rows]:
+    def _read_in_python(
+        self, rows: Rows, is_half: bool, roles: Mapping[str, tuple[Role, ...]], here: Collection[int]
+    ) -> Rows:
+        """Return ``rows`` of topics or half messages (``roles`` by topic) such that the processes that read them select
+        windows, and compute the sums of the comparisons ``here``."""
+        hex_ids = tuple(topic for topic, id in self._manifest.ids.items() if id == "message_id" and topic in roles)
+        source = HALF_VIEW_NAME if is_half else ",".join(roles)
+        needed = self._list_needed(roles) | ({"state"} if is_half else set())
+        every = [LogRole(topic, r.comparison, r.expected, r.columns) for topic, its in roles.items() for r in its]
+        planned = tuple(role for role in every if role.comparison in here)
+
+        def select_windows(some: set[int], count: int, portable: bool) -> DataFrame:
+            options = self.log.make_options(source) | {"columns": ",".join(sorted(needed))}
+            found = read_log(self.spark, LogRead(options, hex_ids, count, portable, tuple(sorted(some))))
+            return found.where(f.col("state") == "committed") if is_half else found
+
+        def sum_windows(
+            count: int, portable: bool, starts: Mapping[str, int] = NO_STARTS, limits: dict[str, int] | None = None
+        ) -> DataFrame:
+            options = self.log.make_options(source, starts)
+            read = LogRead(options, hex_ids, count, portable, None, is_half, planned, limits)
+            return read_log(self.spark, read)
+
+        rows = replace(rows, select_windows=select_windows)
+        return replace(rows, sum_windows=sum_windows, summed={r.comparison for r in planned}) if planned else rows
+
+    def _read_tables(
+        self, roles: Mapping[str, tuple[Role, ...]], sample: int | None, here: Collection[int]
+    ) -> list[Rows]:
         """Return the rows of tables in at most two frames: tables of which a server computes checksums, and the others.
-        ``roles``: by name of the table in the manifest. ``sample``: as of :class:`Readings`, None for all ids."""
+        ``roles``: by name of the table in the manifest. ``sample``: as of :class:`Readings`, None for all ids.
+        ``here``: as of :func:`read_tables`."""
         sides = [
             TableSide.of(self._manifest, name, its, self._natives[f"table:{name}"], sample)
             for name, its in roles.items()
         ]
         groups = [[side for side in sides if side.summed is summed] for summed in (True, False)]
-        return [read_tables(self.spark, group) for group in groups if group]
+        return [read_tables(self.spark, group, here) for group in groups if group]
 
     def _open_file(self, name: str) -> DataFrame:
         """Return file ``name`` of the manifest as a frame: a Parquet file in the run folder, or at a URL that Spark

@@ -90,10 +90,11 @@ class Rows:
     only for the rows that are needed. ``read_slim`` returns the same rows with only the columns that ``id`` and the
     speakers' ``where`` need: it is called only if they are, because Spark plans every source in processes of its own.
 
-    A database selects the rows of some windows: ``select_windows`` returns them for these, their number and kind
-    (portable or not). A server computes also the sums of windows: ``sum_windows`` returns them for a number of windows,
-    in the columns of :func:`escrowmq.pipeline.audit.windows.compare_windows`. ``growth`` and ``grown``: see
-    :mod:`escrowmq.pipeline.audit.parts.state`.
+    The process that reads, or the database, selects the rows of some windows: ``select_windows`` returns them for
+    these, their number and kind (portable or not). It also computes the sums of windows for the comparisons in
+    ``summed``: ``sum_windows`` returns them for a number and kind of windows, in the columns of
+    :func:`escrowmq.pipeline.audit.windows.compare_windows`. Spark computes all others. ``served``: a server computes
+    all sums, so hashes must be portable. ``growth`` and ``grown``: see :mod:`escrowmq.pipeline.audit.parts.state`.
     """
 
     frame: DataFrame
@@ -101,7 +102,9 @@ class Rows:
     speakers: tuple[Speaker, ...]
     made: Sequence[Mapping[str, Column]] = ()
     read_slim: Callable[[], DataFrame] | None = None
-    sum_windows: Callable[[int], DataFrame] | None = None
+    sum_windows: Callable[..., DataFrame] | None = None
+    summed: Collection[int] = ()
+    served: bool = False
     select_windows: Callable[[set[int], int, bool], DataFrame] | None = None
     growth: Growth | None = None
     grown: Grown | None = None
@@ -117,13 +120,12 @@ class Rows:
         return reduce(lambda made, columns: made.withColumns(dict(columns)), self.made, frame)
 
     def select_ids(self, ids: Collection[str]) -> DataFrame:
-        """Return the rows of the frame that have one of these ids. A database that selects windows reads only those of
+        """Return the rows of the frame that have one of these ids. A source that selects windows reads only those of
         the ids."""
         frame = self.frame
         if self.select_windows is not None:
-            portable = self.sum_windows is not None  # the other hash is cheaper
-            some = {find_window(id, _PARTS, portable) for id in ids}
-            frame = self.select_windows(some, _PARTS, portable)
+            some = {find_window(id, _PARTS, self.served) for id in ids}  # the other hash is cheaper
+            frame = self.select_windows(some, _PARTS, self.served)
         return frame.where(self.known_id.isin(list(ids)))
 
     @property

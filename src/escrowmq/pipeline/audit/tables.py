@@ -15,7 +15,7 @@ from escrowmq.pipeline.audit.manifest import Manifest
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical
-from escrowmq.pipeline.sql.source import SOURCE, cell, read_sums, read_texts
+from escrowmq.pipeline.sql.source import SOURCE, TEXT_PARTITION_ROWS, cell, read_sums, read_texts
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, can_sum, reflect_texts
 
 if TYPE_CHECKING:
@@ -95,16 +95,19 @@ class TableSide:
         plain = self.plain_keys()
         return lambda key: f.col(f"`{_name_cell(number, key)}`" if key in plain else cell(1 + self.keys.index(key)))
 
-    def sums(self) -> tuple[Sum, ...]:
-        """Return the checksums that the database is to compute: one per role."""
+    def sums(self, here: Collection[int]) -> tuple[Sum, ...]:
+        """Return the checksums that the database, or the process that reads it, is to compute: one per role. ``here``:
+        the comparisons that such a process can sum."""
         return tuple(
             Sum(role.comparison, role.expected, tuple(1 + self.keys.index(key) for key in role.columns))
             for role in self.roles
+            if self.summed or role.comparison in here
         )
 
 
-def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
-    """Return the rows of tables as one frame. Either all of them are summed by their servers, or none."""
+def read_tables(spark: SparkSession, sides: Sequence[TableSide], here: Collection[int]) -> Rows:
+    """Return the rows of tables as one frame. Either all of them are summed by their servers, or none. ``here``: the
+    comparisons that the processes that read can sum."""
     reads = [side.read for side in sides]
     speakers = [
         Speaker(side.roles, side.make_finder(n), f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)
@@ -115,15 +118,24 @@ def read_tables(spark: SparkSession, sides: Sequence[TableSide]) -> Rows:
     def read_slim() -> DataFrame:
         return read_texts(spark, [replace(read, columns=read.columns[:1]) for read in reads])
 
-    def sum_windows(count: int) -> DataFrame:
-        return read_sums(spark, [replace(side.read, windows=count, sums=side.sums()) for side in sides])
+    served = sides[0].summed
+    sums = [(side.read, its) for side in sides if (its := side.sums(here))]
+
+    def sum_windows(count: int, portable: bool) -> DataFrame:
+        found = [replace(read, windows=count, sums=its, portable=portable) for read, its in sums]
+        if served:
+            return read_sums(spark, found)
+        return read_sums(spark, [replace(read, is_summed_here=True) for read in found], TEXT_PARTITION_ROWS)
 
     def select_windows(some: set[int], count: int, portable: bool) -> DataFrame:
         only = tuple(sorted(some)) if len(some) < count else None
         return read_texts(spark, [replace(read, windows=count, only=only, portable=portable) for read in reads])
 
     rows = Rows(frame, f.col(cell(0)), tuple(speakers), [made], read_slim, select_windows=select_windows)
-    return replace(rows, sum_windows=sum_windows) if sides[0].summed else rows
+    if not sums:
+        return rows
+    summed = {one.comparison for _, its in sums for one in its}
+    return replace(rows, sum_windows=sum_windows, summed=summed, served=served)
 
 
 def _name_cell(number: int, key: str) -> str:

@@ -10,7 +10,9 @@ window: its database has a unique index, or its ids were scanned, or its window 
 unique there. Windows that are equal and unique are *proven*.
 
 PostgreSQL, MariaDB and MySQL compute the sums of their tables themselves, so no row is transferred. Hashes are then
-made of MD5, which every database has: windows of all sides, and digests of the comparisons with such a table.
+made of MD5, which every database has: windows of all sides, and digests of the comparisons with such a table. The
+processes that read SQLite and the log compute most other sums, so no row goes to Java (see
+:mod:`escrowmq.pipeline.audit.parts.log_rows`); Spark computes the rest.
 
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """
@@ -39,7 +41,7 @@ def window(id: Column, count: int, portable: bool = False) -> Column:
 
 def is_portable(every: Iterable[Rows]) -> bool:
     """Return whether a database computes sums, so that all sides must use hashes that it knows."""
-    return any(rows.sum_windows is not None for rows in every)
+    return any(rows.served for rows in every)
 
 
 def _hash_id(id: Column, portable: bool) -> Column:
@@ -53,7 +55,7 @@ def _in_window(hashed: Column, count: int) -> Column:
 def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
     """Sum the rows of all sides by window; return ``comparison, window, expected, found`` (numbers of rows), ``equal``
     (bool: same numbers and checksums), one line per comparison and window that has rows."""
-    served = {number for rows in every if rows.sum_windows is not None for number in rows.comparisons}
+    served = {number for rows in every if rows.served for number in rows.comparisons}
     together = reduce(DataFrame.unionByName, [_sum_side(rows, count, served) for rows in every])
     sign = 2 * f.col("expected") - 1
     sums = together.groupBy("comparison", "window").agg(
@@ -66,18 +68,21 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
 
 
 def _sum_side(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
-    if rows.sum_windows is not None:
-        return rows.sum_windows(count)
-    if rows.grown is not None:
-        return rows.grown.add(_sum_windows(rows, rows.grown.fresh, count, served, SETTLED))
-    return _sum_windows(rows, rows.frame, count, served)
+    lines = [] if rows.sum_windows is None else [rows.sum_windows(count, bool(served))]
+    if not rows.comparisons <= set(rows.summed):
+        frame, by = (rows.frame, ()) if rows.grown is None else (rows.grown.fresh, (SETTLED,))
+        lines.append(_sum_windows(rows, frame, count, served, *by))
+    together = reduce(DataFrame.unionByName, lines)
+    return together if rows.grown is None else rows.grown.add(together)
 
 
 def _sum_windows(rows: Rows, frame: DataFrame, count: int, served: Collection[int], *by: str) -> DataFrame:
     """Return ``window, comparison, expected, rows, sum0, sum1`` and ``by``: one line for every role and window. A row
     becomes one digest per role, null for roles that it is not in. Digests are summed at once, so a row is never
-    exploded into several. ``served``: comparisons in which a database makes the digests of the other side."""
-    roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
+    exploded into several. ``served``: comparisons in which a database makes the digests of the other side. Leaves out
+    the comparisons in ``rows.summed``."""
+    every = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
+    roles = [(speaker, role) for speaker, role in every if role.comparison not in rows.summed]
     hashed = rows.open(frame).withColumn("_hashed", _hash_id(rows.known_id, bool(served)))
     said = []
     for n, (speaker, role) in enumerate(roles):

@@ -70,8 +70,8 @@ def read_texts(spark: SparkSession, reads: Sequence[TextRead], partition_rows: i
 
 
 def read_sums(spark: SparkSession, reads: Sequence[TextRead], partition_rows: int = SUM_PARTITION_ROWS) -> DataFrame:
-    """Return the checksums of all reads, computed by their databases → SUMS, one row per checksum, window that has
-    rows, and range of about ``partition_rows`` rows."""
+    """Return the checksums of all reads → SUMS, one row per checksum, window that has rows, and range of about
+    ``partition_rows`` rows."""
     return _load(spark, "sums", reads, SUMS, partition_rows)
 
 
@@ -135,7 +135,7 @@ class TextReader(SqlReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SqlRange)
-        gc.set_threshold(10 * BATCH_ROWS)  # otherwise the tuples of each page are searched for cycles, again and again
+        _search_cycles_seldom()
         read: TextRead = self._reads[partition.number]
         for columns in read.batches(partition.key, partition.bounds):
             rest = [pa.nulls(len(columns[0]), pa.utf8())] * (len(self._kinds) - len(columns))
@@ -147,9 +147,15 @@ class SumReader(SqlReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SqlRange)
+        _search_cycles_seldom()
         read: TextRead = self._reads[partition.number]
         names = [column.split()[0] for column in SUMS.split(", ")]
         yield pa.RecordBatch.from_arrays(read.read_sums(partition.key, partition.bounds), names=names)
+
+
+def _search_cycles_seldom() -> None:
+    """Set the threshold at which tuples are searched for cycles so high that not each page is searched."""
+    gc.set_threshold(10 * BATCH_ROWS)
 
 
 def _number(number: int, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
 from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.summing import SUM_KINDS, WindowSums, make_columns, to_canonical
 from escrowmq.pipeline.sql.tables import BATCH_ROWS, Bounds, check_there, even_cuts, reflect, safe_url
 
 _DIALECTS = ("sqlite", "postgresql", "mariadb", "mysql")
@@ -49,8 +50,8 @@ class TextRead:
     """A read of ``columns``, of which the first is the id, of the rows of ``table`` at ``url`` whose columns equal the
     texts of ``where``. ``windows`` is the number of hash windows of ids, ``portable`` their kind (see
     :mod:`escrowmq.pipeline.audit.windows`); ``only`` limits the rows to some of them, and ``sample`` to so many of
-    SAMPLED_OF parts of the ids. With ``sums``, checksums are read instead of rows (not of SQLite).
-    ``inode``: see :func:`escrowmq.pipeline.sql.tables.check_there`."""
+    SAMPLED_OF parts of the ids. With ``sums``, checksums are read instead of rows, with ``is_summed_here`` computed
+    from the rows, not by the database. ``inode``: see :func:`escrowmq.pipeline.sql.tables.check_there`."""
 
     url: str
     table: str
@@ -61,6 +62,7 @@ class TextRead:
     only: tuple[int, ...] | None = None
     sample: int | None = None
     sums: tuple[Sum, ...] = ()
+    is_summed_here: bool = False
     inode: int | None = None
 
     def __repr__(self) -> str:
@@ -102,6 +104,20 @@ class TextRead:
     def read_sums(self, key: str, bounds: Bounds) -> list[pa.Array]:
         """Return the checksums of a range: columns ``comparison, window, expected, rows, sum0, sum1``, one row per
         checksum and window that has rows."""
+        lines = self._sum_here(key, bounds) if self.is_summed_here else self._sum_there(key, bounds)
+        return make_columns(lines, SUM_KINDS)
+
+    def _sum_here(self, key: str, bounds: Bounds) -> Iterator[tuple[int, ...]]:
+        found = WindowSums(self.windows, len(self.sums), portable=self.portable)
+        for batch in self.batches(key, bounds):
+            ids, *cells = (column.cast(pa.binary()) for column in batch)
+            cells = [to_canonical(cell, one.kind) for cell, one in zip(cells, self.columns[1:], strict=True)]
+            found.add(ids, {n: [cells[m - 1] for m in one.columns] for n, one in enumerate(self.sums)})
+        for n, one in enumerate(self.sums):
+            for _, window, *values in found.lines(n):
+                yield (one.comparison, window, int(one.expected), *values)
+
+    def _sum_there(self, key: str, bounds: Bounds) -> Iterator[tuple[int, ...]]:
         with _connected(self.url) as connection:
             quote, dialect = _quoting(connection), connection.dialect.name
             cells = [texts.select_text(dialect, quote(c.name), c.native, c.kind) for c in self.columns]
@@ -114,13 +130,9 @@ class TextRead:
             fence = " OFFSET 0" if dialect == "postgresql" else ""
             query = f"SELECT w, count(*), {', '.join(halves)} FROM ({inner}{fence}) AS rows_of_range GROUP BY w"
             found = [tuple(map(int, row)) for row in connection.execute(sa.text(query), values)]
-        lines = [
-            (one.comparison, row[0], int(one.expected), row[1], *row[2 + 2 * n : 4 + 2 * n])
-            for n, one in enumerate(self.sums)
-            for row in found
-        ]
-        kinds = (pa.int32(), pa.int32(), *[pa.int64()] * 4)
-        return [pa.array([line[n] for line in lines], kind) for n, kind in enumerate(kinds)]
+        for n, one in enumerate(self.sums):
+            for row in found:
+                yield (one.comparison, row[0], int(one.expected), row[1], *row[2 + 2 * n : 4 + 2 * n])
 
     def count_ids(self, ids: Sequence[str]) -> int:
         """Return how many of these ids, given as texts, occur in the table's id column."""

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,7 +122,8 @@ class State:
         of_mine = {at: values for at, values in before.items() if at[:2] in roles}
         limits = {name: part.through for name, part in self.parts.items() if _find_source(name) in sources}
         fresh = rows.growth.read(mine).withColumn(SETTLED, _is_before(limits, sources == (HALF_VIEW_NAME,)))
-        return replace(rows, grown=Grown(fresh, of_mine, self.sums.update))
+        sum_ = rows.sum_windows and partial(rows.sum_windows, starts=mine, limits=limits)
+        return replace(rows, grown=Grown(fresh, of_mine, self.sums.update), sum_windows=sum_)
 
     def _find_part(self, name: str, there: TopicPartition, at: Mapping[str, Link]) -> Part:
         """Return the settled part of the topic partition ``there``: all its messages, if the last of them is readable;
@@ -164,7 +166,7 @@ def make_key(
 ) -> str:
     """Return a hash that is the same if an audit computes the same sums, for :meth:`State.attach`."""
     roles = [
-        (role.comparison, role.expected, role.columns, rows.sum_windows is not None)
+        (role.comparison, role.expected, role.columns, rows.served, role.comparison in rows.summed)
         for rows in sides
         for speaker in rows.speakers
         for role in speaker.roles
