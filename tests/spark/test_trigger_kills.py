@@ -169,7 +169,7 @@ def test_each_row_comes_once_or_is_named(drivers: Drivers, query: str) -> None:
     came = {key for key, _ in found}
     assert all(body == b"%010d" % int(key.rpartition("/")[2]) for key, body in found)
     named = named_in_checkpoint(drivers.folder / query) | named_in_logs(drivers.folder, query)
-    twice = set(drivers.twice) if query == "purged" else set()
+    twice = came & set(drivers.twice) if query == "purged" else set()  # others had left before their batch was planned
     assert bool(named) == (query == "purged")
     assert came | named == every
     assert came & named == twice
