@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -110,7 +111,11 @@ class Served(Broker):
     def stop(self, *, kill: bool = False) -> None:
         if self.process is not None:
             (self.process.kill if kill else self.process.terminate)()
-            code = self.process.wait()
+            try:
+                code = self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGABRT)  # it writes where its threads are, and ends
+                code = self.process.wait()
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.process = None
@@ -146,6 +151,9 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
 
 KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition, "kafka": Served, "kafka-three": Served}
 SERVED = [kind for kind, made in KINDS.items() if made.is_served]
+STOP_SECONDS = 120.0
+"""A broker that has not ended so long after SIGTERM hangs."""
+
 SILENCE = "4"
 """Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs
 of life, and the broker refuses calls.

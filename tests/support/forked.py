@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import inspect
@@ -217,6 +218,7 @@ def main(descriptor: int) -> None:
 
 def _be(wanted: dict[str, Any], descriptors: list[int]) -> None:
     code = 1
+    faulthandler.enable()  # SIGABRT shows where its threads are
     try:
         code = _ending(lambda: _begin(wanted, descriptors)())
         code = _ending(threading._shutdown) or code  # type: ignore[attr-defined]
