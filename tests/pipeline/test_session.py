@@ -166,6 +166,7 @@ def test_with_a_cluster_its_own_secret_counts(master: str | None, own: bool, mon
             pass
     assert [more.get("spark.authenticate") for more in given] == ["true" if own else None, "no"]
     assert {more["spark.driver.bindAddress"] for more in given} == {"127.0.0.1"}
+    assert {more.get("spark.sql.adaptive.enabled") for more in given} == {"false" if own else None}  # a cluster's own
 
 
 TWO_SESSIONS = """

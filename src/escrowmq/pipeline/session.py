@@ -63,6 +63,9 @@ _AUTHENTICATED = {"spark.authenticate": "true"}
 """In a local session Java creates a random secret and keeps it in memory. It is in no setting, so neither in the list
 of processes nor in an event log. A cluster has its own secret."""
 
+_PLANNED_ONCE = {"spark.sql.adaptive.enabled": "false"}
+"""For this machine: with as many partitions as cores, to plan anew after each stage costs more than it gains."""
+
 
 @contextlib.contextmanager
 def local_session(
@@ -115,7 +118,8 @@ def local_session(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_set_environment(environment))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        more = {**(_LOOPBACK if here else {}), **(_AUTHENTICATED if local else {}), **(settings or {})}
+        own = {**_AUTHENTICATED, **_PLANNED_ONCE} if local else {}
+        more = {**(_LOOPBACK if here else {}), **own, **(settings or {})}
         spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
         stack.callback(_stop, spark)
         yield spark
@@ -173,7 +177,6 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
         "spark.local.dir": str(folder / "tmp"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": str(max(os.cpu_count() or 1, 2)),
-        "spark.sql.adaptive.enabled": "false",  # planning anew after each stage costs more than few partitions gain
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.files.openCostInBytes": str(_MIB),
