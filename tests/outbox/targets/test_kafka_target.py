@@ -1,11 +1,12 @@
 """Kafka: limits of topics, refusals in the middle, and settings that the promise stands on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from target_sites import KafkaSite
 
 from escrowmq.errors import Code, Misuse
@@ -56,6 +57,24 @@ def test_the_limit_of_the_topic_counts(target: KafkaTarget, kafka_url: str) -> N
     assert not target.send(many).any()
     large = make(kafka_url, **{"max.message.bytes": "4000000"})
     assert target.send(batch(large, [{"body": b"x" * 3_000_000}])).tolist() == [Code.OK]
+
+
+def test_the_limit_of_a_new_topic_is_asked_for_until_kafka_knows_it(
+    target: KafkaTarget, kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe, asked = AdminClient.describe_configs, []
+
+    def answer_late(self: AdminClient, resources: list[ConfigResource], **options: Any) -> dict[ConfigResource, Any]:
+        asked.append(resources)
+        if len(asked) > 1:
+            return describe(self, resources, **options)
+        unknown = [ConfigResource(ConfigResource.Type.TOPIC, new_name()) for _ in resources]
+        return dict(zip(resources, describe(self, unknown, **options).values(), strict=True))
+
+    monkeypatch.setattr(AdminClient, "describe_configs", answer_late)
+    topic = make(kafka_url, **{"max.message.bytes": "2000"})
+    assert target.send(batch(topic, ROWS)).tolist() == ANSWERS
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("config", [{}, {"batch.num.messages": 1}], ids=["together", "one by one"])

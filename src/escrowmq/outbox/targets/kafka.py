@@ -40,6 +40,8 @@ PENDING = 255
 NOT_STORED = (Code.BODY_TOO_LARGE, Code.QUEUE_FULL)
 LAST_REPORTS_SECONDS = 1.0
 """Time to wait for the last reports of a stopped producer, which does not report all messages."""
+SPREAD_SECONDS = 5.0
+"""Time to ask again for the settings of a new topic, which not every broker knows at once."""
 OVERHEAD = 128
 """Upper bound of the bytes that Kafka's framing adds to a batch of one message."""
 LARGEST_BATCH = 1_000_000
@@ -228,13 +230,23 @@ class KafkaTarget:
         return problems
 
     def _describe(self, topics: list[str], seconds: float) -> dict[str, int]:
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+        """Return the largest message of each topic in bytes; 0: unknown, and Kafka will refuse what is too large."""
         limits = {}
-        for resource, future in self._admin.describe_configs(resources, request_timeout=seconds).items():
-            try:
-                limits[resource.name] = int(future.result(seconds)["max.message.bytes"].value)
-            except (KafkaException, KeyError, ValueError):  # no rights to read it: Kafka will refuse what is too large
+        until = time.monotonic() + min(seconds, SPREAD_SECONDS)
+        while topics:
+            resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+            topics = []
+            for resource, future in self._admin.describe_configs(resources, request_timeout=seconds).items():
                 limits[resource.name] = 0
+                try:
+                    limits[resource.name] = int(future.result(seconds)["max.message.bytes"].value)
+                except KafkaException as problem:  # no rights to read it, or the topic is new
+                    if problem.args[0].code() == _K.UNKNOWN_TOPIC_OR_PART and time.monotonic() < until:
+                        topics.append(resource.name)
+                except (KeyError, ValueError):
+                    pass
+            if topics:
+                time.sleep(0.02)
         return limits
 
 
