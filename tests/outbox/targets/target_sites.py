@@ -16,7 +16,7 @@ from escrowmq.outbox.targets.opening import open_target
 from escrowmq.outbox.targets.rabbitmq import RabbitMqTarget
 from escrowmq.outbox.targets.redis import BODY_FIELD, RedisTarget
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Target
-from escrowmq.testing.target_conformance import Stored, eventually, new_name
+from escrowmq.testing.target_conformance import PATIENT, Stored, eventually, new_name
 from escrowmq_lab.servers.process import Server
 
 DELIVERY_COUNT = "x-delivery-count"
@@ -50,7 +50,7 @@ class ServerSite:
 
 
 class RedisSite(ServerSite):
-    def open(self, timeout: float = 10.0) -> Target:
+    def open(self, timeout: float = PATIENT) -> Target:
         return RedisTarget(self.url, timeout=timeout, max_body_bytes=200_000)
 
     def drain(self, topic: str) -> list[Stored]:
@@ -66,7 +66,7 @@ class RedisSite(ServerSite):
 class KafkaSite(ServerSite):
     oversize = 1_100_000  # over the broker's own message.max.bytes
 
-    def open(self, timeout: float = 10.0) -> Target:
+    def open(self, timeout: float = PATIENT) -> Target:
         return KafkaTarget(self.url, timeout=timeout)
 
     def drain(self, topic: str) -> list[Stored]:
@@ -78,7 +78,7 @@ class KafkaSite(ServerSite):
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
             found = []
             while any(ends.values()):
-                message = consumer.poll(30)
+                message = consumer.poll(60)
                 assert message is not None
                 assert message.error() is None, message.error()
                 headers = [(name, value.decode()) for name, value in message.headers()]
@@ -92,9 +92,9 @@ class KafkaSite(ServerSite):
 
     def _look_up(self, consumer: confluent_kafka.Consumer, topic: str, ends: dict[int, int]) -> bool:
         try:
-            for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+            for partition in consumer.list_topics(topic, timeout=60).topics[topic].partitions:
                 place = confluent_kafka.TopicPartition(topic, partition)
-                ends[partition] = consumer.get_watermark_offsets(place, timeout=30)[1]
+                ends[partition] = consumer.get_watermark_offsets(place, timeout=60)[1]
         except confluent_kafka.KafkaException:  # a new topic has no leader yet
             return False
         return True
@@ -125,7 +125,7 @@ class RabbitSite(ServerSite):
             channel = await connection.channel()
             await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum", **arguments})
 
-    def open(self, timeout: float = 10.0) -> Target:
+    def open(self, timeout: float = PATIENT) -> Target:
         return RabbitMqTarget(self.url, timeout=timeout, max_body_bytes=200_000)
 
     def drain(self, topic: str) -> list[Stored]:
@@ -151,7 +151,7 @@ class RabbitSite(ServerSite):
 class EscrowSite(ServerSite):
     oversize = (4 << 20) + 1
 
-    def open(self, timeout: float = 10.0) -> Target:
+    def open(self, timeout: float = PATIENT) -> Target:
         return open_target(self.url, timeout=timeout)
 
     def drain(self, topic: str) -> list[Stored]:

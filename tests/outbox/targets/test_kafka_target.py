@@ -11,7 +11,7 @@ from target_sites import KafkaSite
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets.kafka import KafkaTarget
-from escrowmq.testing.target_conformance import batch, first_sights, keyed, new_name
+from escrowmq.testing.target_conformance import PATIENT, batch, first_sights, keyed, new_name
 
 BIG = b"x" * 5000
 
@@ -27,7 +27,7 @@ class Reader(KafkaSite):
 
 @pytest.fixture
 def target(kafka_url: str) -> Iterator[KafkaTarget]:
-    target = KafkaTarget(kafka_url)
+    target = KafkaTarget(kafka_url, timeout=PATIENT)
     yield target
     target.close()
 
@@ -35,7 +35,7 @@ def target(kafka_url: str) -> Iterator[KafkaTarget]:
 def make(url: str, **config: str) -> str:
     name = new_name()
     admin = AdminClient({"bootstrap.servers": url.removeprefix("kafka://")})
-    admin.create_topics([NewTopic(name, 2, 1, config=config)])[name].result(30)
+    admin.create_topics([NewTopic(name, 2, 1, config=config)])[name].result(60)
     return name
 
 
@@ -83,7 +83,7 @@ def test_a_limit_that_nobody_tells_is_found_by_being_refused(
 ) -> None:
     """Kafka refuses whole batches: each of their messages is tried alone. What comes after a refused batch is not
     stored."""
-    target = KafkaTarget(kafka_url, config=config)
+    target = KafkaTarget(kafka_url, timeout=PATIENT, config=config)
     monkeypatch.setattr(KafkaTarget, "_describe", lambda self, topics, seconds: dict.fromkeys(topics, 0))
     topic = make(kafka_url, **{"max.message.bytes": "2000"})
     rows = batch(topic, ROWS)
@@ -102,7 +102,7 @@ def test_a_limit_that_nobody_tells_is_found_by_being_refused(
 
 
 def test_a_topic_that_is_not_there(target: KafkaTarget, kafka_url: str) -> None:
-    careful = KafkaTarget(kafka_url, create_topics=False)
+    careful = KafkaTarget(kafka_url, timeout=PATIENT, create_topics=False)
     topic, there = new_name(), make(kafka_url)
     rows = batch(topic, [{"key": "a"}, {"topic": there, "key": "a"}, {"topic": there, "key": "b"}])
     assert careful.send(rows).tolist() == [Code.UNKNOWN_TOPIC, Code.QUEUE_FULL, Code.OK]
@@ -130,7 +130,7 @@ def test_what_the_promise_stands_on_cannot_be_set(kafka_url: str) -> None:
 
 
 def test_settings_can_stand_in_the_url(kafka_url: str) -> None:
-    target = KafkaTarget(f"{kafka_url}?client.id=relay&compression.type=zstd")
+    target = KafkaTarget(f"{kafka_url}?client.id=relay&compression.type=zstd", timeout=PATIENT)
     assert target.send(keyed(new_name(), ["a"])).tolist() == [Code.OK]
     target.close()
 

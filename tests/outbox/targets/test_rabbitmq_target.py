@@ -11,7 +11,7 @@ from target_sites import RabbitSite
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets import rabbitmq
 from escrowmq.outbox.targets.rabbitmq import RabbitMqTarget
-from escrowmq.testing.target_conformance import batch, eventually, first_sights, keyed, new_name
+from escrowmq.testing.target_conformance import PATIENT, batch, eventually, first_sights, keyed, new_name
 
 
 class Reader(RabbitSite):
@@ -35,7 +35,7 @@ def site(rabbitmq_url: str) -> Reader:
 
 @pytest.fixture
 def target(rabbitmq_url: str) -> Iterator[RabbitMqTarget]:
-    target = RabbitMqTarget(rabbitmq_url)
+    target = RabbitMqTarget(rabbitmq_url, timeout=PATIENT)
     yield target
     target.close()
 
@@ -61,7 +61,7 @@ def test_a_queue_of_another_kind_is_refused(target: RabbitMqTarget, rabbitmq_url
     name = new_name()
     on_channel(rabbitmq_url, lambda channel: channel.declare_queue(name, durable=True))
     assert target.send(keyed(name, ["a"])).tolist() == [Code.BAD_QUEUE]
-    classic = RabbitMqTarget(rabbitmq_url, queue_type="classic")
+    classic = RabbitMqTarget(rabbitmq_url, timeout=PATIENT, queue_type="classic")
     assert "not always synced" in classic.promise.durable
     assert classic.send(keyed(name, ["a"])).tolist() == [Code.OK]
     classic.close()
@@ -85,7 +85,7 @@ def test_an_exchange_routes_and_what_no_queue_takes_is_refused(site: Reader) -> 
         made = await channel.declare_exchange(exchange, "direct", durable=True)
         await (await channel.get_queue(taken)).bind(made, routing_key="wanted")
 
-    target = RabbitMqTarget(site.url, exchange=exchange)
+    target = RabbitMqTarget(site.url, timeout=PATIENT, exchange=exchange)
     rows = batch("wanted", [{"key": "a"}, {"key": "b", "topic": "unwanted"}, {"key": "b"}, {"topic": "unwanted"}])
     assert target.send(rows).tolist() == [Code.UNKNOWN_TOPIC] * 2 + [Code.QUEUE_FULL, Code.UNKNOWN_TOPIC]
     on_channel(site.url, bind)
@@ -98,7 +98,7 @@ def test_a_full_queue_is_overload_and_nothing_overtakes(site: Reader) -> None:
     name = new_name()
     limit = {"x-max-length": 2, "x-overflow": "reject-publish"}
     asyncio.run(site.declare(name, **limit))
-    target = RabbitMqTarget(site.url, declare=False)
+    target = RabbitMqTarget(site.url, timeout=PATIENT, declare=False)
     rows = keyed(name, ["a"] * 12)
     seen: list[bytes] = []
     left = rows
@@ -131,7 +131,7 @@ def test_an_id_twice_in_one_batch_goes_once(target: RabbitMqTarget, site: Reader
 
 
 def test_keys_can_be_pipelined(site: Reader) -> None:
-    target, name = RabbitMqTarget(site.url, pipeline_keys=True), site.new_topic()
+    target, name = RabbitMqTarget(site.url, timeout=PATIENT, pipeline_keys=True), site.new_topic()
     assert not target.send(keyed(name, ["a"] * 300)).any()
     bodies = [message.body for message in site.drain(name)]
     assert bodies == sorted(bodies)
@@ -139,7 +139,7 @@ def test_keys_can_be_pipelined(site: Reader) -> None:
 
 
 def test_a_wrong_password_is_denied(rabbitmq_url: str) -> None:
-    target = RabbitMqTarget("amqp://escrow:wrong@" + rabbitmq_url.partition("@")[2])
+    target = RabbitMqTarget("amqp://escrow:wrong@" + rabbitmq_url.partition("@")[2], timeout=PATIENT)
     assert target.send(keyed("t", ["a"])).tolist() == [Code.DENIED]
     target.close()
 
