@@ -15,7 +15,7 @@ from escrowmq.testing.memory_target import MemoryTarget
 
 QUICK: dict[str, Any] = {
     "workers": 1,
-    "lease": 30.0,
+    "lease": 600.0,
     "poll_interval": 0.02,
     "redelivery_interval": 0.02,
     "purge_interval": 0.01,

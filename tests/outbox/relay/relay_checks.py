@@ -69,9 +69,9 @@ def expire_leases(engine: sa.Engine) -> None:
         connection.execute(sa.update(trans_relay).values(alive_until_us=1))
 
 
-def eventually(condition: Callable[[], Any], what: str = "it did not come to pass") -> Any:
+def eventually(condition: Callable[[], Any], what: str = "it did not come to pass", patience: float = PATIENCE) -> Any:
     """The first true value of ``condition``."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < deadline, what
         threading.Event().wait(0.005)

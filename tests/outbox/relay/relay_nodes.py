@@ -44,7 +44,7 @@ def identity(number: int) -> str:
 def engine_at(url: str) -> sa.Engine:
     if not url.startswith("sqlite"):
         return sa.create_engine(url)
-    return sa.create_engine(url, connect_args={"timeout": 30.0})
+    return sa.create_engine(url, connect_args={"timeout": 60.0})
 
 
 def send(database: str, pause: float) -> None:

@@ -162,7 +162,7 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_another_takes_over(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay, place: str
 ) -> None:
     ids = put(tables, *[m for key in range(5) for m in numbered(f"k{key}", 4)])
-    dying = relay(lease=30.0)
+    dying = relay(lease=3600.0)
     die_at(f"relay.{place}")
     with pytest.raises(Killed):
         dying.run_once()

@@ -48,7 +48,7 @@ FEW: dict[str, list[str]] = {
     "receiver": ["receiver.affected:2"],
 }
 """The worst of them, for databases whose steps are the same."""
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 class Role:
@@ -164,7 +164,7 @@ class World:
                 bus.admin.create_topic(name, 2, may_exist=True)
                 return True
 
-        eventually(lambda: _tried(made), f"no topic {name}")
+        eventually(lambda: _tried(made), f"no topic {name}", PATIENCE)
 
     def numbers(self, table: sa.Table) -> list[int]:
         engine = self.sender if table is business else self.receiver
@@ -184,17 +184,17 @@ class World:
             if name != "broker":
                 role.start()
         relay = self.roles["relay"]
-        eventually(lambda: "relay.marking" in relay.died, f"the relay died at {relay.died} only")
+        eventually(lambda: "relay.marking" in relay.died, f"the relay died at {relay.died} only", PATIENCE)
         self.make_topic("late")
         for role in self.roles.values():
             assert role.wounded.wait(PATIENCE), (
                 f"{role.name} died at {role.died} only:\n{role._log.read_text()[-3000:]}"
             )
             assert role.died == role._points
-        eventually(lambda: len(self.numbers(business)) > 40, "the sender is stuck")
+        eventually(lambda: len(self.numbers(business)) > 40, "the sender is stuck", PATIENCE)
         assert self.roles["sender"].stop() == 0
         orders = set(self.numbers(business))
-        eventually(lambda: set(self.numbers(effects)) >= orders, "not all orders had their effect")
+        eventually(lambda: set(self.numbers(effects)) >= orders, "not all orders had their effect", PATIENCE)
 
     def judge(self, *, kept: bool) -> None:
         """I24 and I37 to I40, by id."""

@@ -47,6 +47,7 @@ def test_rows_are_counted_now_and_then_however_often_somebody_asks(monkeypatch: 
         counts.append(1)
         return Backlog(pending=len(counts))
 
+    monkeypatch.setattr(module, "COUNT_SECONDS", 3600.0)
     made = collector("memory", Statistics, count)
     assert [exported(made)["escrowmq_outbox_pending"] for _ in range(3)] == [1, 1, 1]
     monkeypatch.setattr(module, "COUNT_SECONDS", 0.0)

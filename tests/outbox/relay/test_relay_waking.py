@@ -146,7 +146,7 @@ def test_an_engine_that_begins_transactions_by_a_listener_is_not_kept_locked(tmp
     relay = Relay(engine, target, workers=1)
     relay.run_once()
     put(engine, ("k", "between turns"))  # "database is locked" if the relay still had it
-    assert relay.drain(30)
+    assert relay.drain(60)
     relay.stop()
     assert {b"first", b"while sending", b"between turns"} <= {taken.body for taken in target.taken}
     engine.dispose()
