@@ -21,7 +21,7 @@ def shop(engine: sa.Engine) -> sa.Engine:
 @pytest.fixture
 def sqlite_shop(tmp_path: Path) -> Iterator[sa.Engine]:
     """The same on SQLite alone, for what does not depend on the database."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 60.0})
     Base.metadata.create_all(engine)
     migrate(engine)
     yield engine

@@ -1,8 +1,11 @@
 """A business database for outbox tests: orders beside the outbox, what each holds, and the same database to await."""
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+import escrowmq as mq
 from escrowmq.outbox.tables import trans_message
 
 BOTH = (b"", b"\x00\xff'\"\\%s:x", "ключ 😀".encode())
@@ -37,6 +40,25 @@ def agree(engine: sa.Engine) -> set[str]:
     business, keys = business_and_outbox(engine)
     assert sorted(keys) == sorted(business)
     return business
+
+
+def unsettled(bus: mq.Bus, group: str) -> bool:
+    """Whether a consumer group has something left to take or to settle."""
+    [found] = [one for one in bus.admin.groups() if one["name"] == group]
+    return any(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in found["queues"])
+
+
+def until_settled(bus: mq.Bus, group: str, consume: Callable[[], int]) -> int:
+    """Consume until the group has nothing left, however long the machine is idle in between; what it makes together."""
+    total = consume()
+    while unsettled(bus, group):
+        total += consume()
+    return total
+
+
+def patience(url: sa.URL) -> dict[str, dict[str, float]]:
+    """What an engine is made with, so that it waits for SQLite's lock however slow the machine is."""
+    return {"connect_args": {"timeout": 60.0}} if url.drivername.startswith("sqlite") else {}
 
 
 def to_await(url: str) -> str:

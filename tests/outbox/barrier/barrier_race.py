@@ -9,6 +9,7 @@ holds the row: so one thread can play everybody, and each order is played exactl
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,12 +20,35 @@ from sqlalchemy.exc import DBAPIError
 
 import escrowmq as mq
 from escrowmq.model import Outcome, TransactionId
-from escrowmq.outbox import Barrier, bind_tx
+from escrowmq.outbox import AsyncBarrier, Barrier, bind_tx
 from escrowmq.outbox.barrier.columns import COMMITTED, ROLLED_BACK
 from escrowmq.outbox.barrier.marks import marks_of
 
 orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True, autoincrement=False))
 ENDS = ("commit", "rollback", "kill")
+
+
+class Later(Barrier):
+    """A checker that knows nothing before ``may_answer`` is set: on a slow machine the broker may ask about a
+    transaction before it is bound, and the answer would be ROLLBACK."""
+
+    def __init__(self, *engines: sa.Engine, **options: Any) -> None:
+        super().__init__(*engines, **options)
+        self.may_answer = threading.Event()
+
+    def decide_ids(self, ids: Any) -> Any:
+        return super().decide_ids(ids) if self.may_answer.is_set() else np.zeros(len(ids), np.uint8)
+
+
+class AsyncLater(AsyncBarrier):
+    """The same to await."""
+
+    def __init__(self, *engines: Any, **options: Any) -> None:
+        super().__init__(*engines, **options)
+        self.may_answer = threading.Event()
+
+    async def decide_ids(self, ids: Any) -> Any:
+        return await super().decide_ids(ids) if self.may_answer.is_set() else np.zeros(len(ids), np.uint8)
 
 
 class Wrong(AssertionError):
@@ -138,7 +162,7 @@ def play(
     turns: list[Iterator[Callable[[], None]]] = [iter(local.steps()), *(iter(c.steps()) for c in checkers)]
     for who in order:
         next(turns[who])()
-    last, deadline = mq.UNKNOWN, time.monotonic() + 20.0
+    last, deadline = mq.UNKNOWN, time.monotonic() + 60.0
     barrier = Barrier(engine)
     while last is mq.UNKNOWN:  # a killed connection's locks end when the server notices
         last = barrier.decide(local.identity)

@@ -13,10 +13,10 @@ from barrier_race import orders
 from sqlalchemy.orm import Session
 
 import escrowmq as mq
-from escrowmq.outbox import Barrier, bind_tx
+from escrowmq.outbox import bind_tx
 from escrowmq.platform import failpoints
 
-QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1000}
+QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1_000_000}
 
 
 class OutOfStock(Exception):
@@ -38,11 +38,9 @@ def place(producer: mq.Producer, engine: sa.Engine, topic: str, number: int) -> 
 
 def main(broker: str, database: str, topic: str, first: int, count: int) -> None:
     engine = sa.create_engine(database)
-    with engine.connect():
-        # the first one takes long on a busy machine, and a transaction that takes long is asked about and rolled back
-        pass
     with mq.connect(broker, **(QUICK if broker.startswith("file:") else {})) as bus:
-        producer = bus.producer(topic, checker=Barrier(engine))
+        # it knows nothing: on a busy machine it may be asked about a transaction that is not bound yet
+        producer = bus.producer(topic, checker=lambda check: mq.UNKNOWN)
         for number in range(first, first + count):
             try:
                 place(producer, engine, topic, number)

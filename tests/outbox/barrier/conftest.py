@@ -13,7 +13,7 @@ from barrier_race import orders
 import escrowmq as mq
 from escrowmq.outbox import migrate
 
-QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2}
+QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1_000_000}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def shop(engine: sa.Engine) -> Iterator[sa.Engine]:
     # a bus that closes does not wait for a check that is being answered, and that still holds a connection
     for thread in threading.enumerate():
         if thread.name.startswith("escrowmq-checker"):
-            thread.join(30)
+            thread.join(60)
 
 
 @pytest.fixture

@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 import sqlalchemy as sa
-from barrier_race import orders
-from outbox_world import to_await
+from barrier_race import AsyncLater, Later, orders
+from outbox_world import patience, to_await
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.model import Check, TransactionId
-from escrowmq.outbox import AsyncBarrier, Barrier, aio
+from escrowmq.outbox import AsyncBarrier, aio
+
+QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1_000_000}
 
 
 def txn(number):
@@ -22,19 +24,19 @@ def txn(number):
 
 @pytest.fixture
 async def async_shop(shop):
-    engine = create_async_engine(to_await(shop.url.render_as_string(hide_password=False)))
+    engine = create_async_engine(to_await(shop.url.render_as_string(hide_password=False)), **patience(shop.url))
     yield engine
     await engine.dispose()
 
 
 @pytest.fixture
 async def async_bus(tmp_path):
-    async with await mq.aconnect(f"file:{tmp_path / 'broker'}", transaction_timeout=0.2, check_interval=0.2) as bus:
+    async with await mq.aconnect(f"file:{tmp_path / 'broker'}", **QUICK) as bus:
         yield bus
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await condition():
             await asyncio.sleep(0.005)
 
@@ -75,7 +77,8 @@ def test_what_is_no_asynchronous_engine_is_no_asynchronous_barrier(engine):
 
 
 async def test_three_lines_and_the_check_back(async_shop, async_bus):
-    producer = async_bus.producer("p", checker=AsyncBarrier(async_shop, wait=0.05))
+    checker = AsyncLater(async_shop, wait=0.05)
+    producer = async_bus.producer("p", checker=checker)
     async with producer.transaction() as done, AsyncSession(async_shop) as session, session.begin():
         await done.send("t", b"done")
         await session.execute(orders.insert(), {"id": 1})
@@ -94,6 +97,7 @@ async def test_three_lines_and_the_check_back(async_shop, async_bus):
         async with async_shop.begin() as connection:
             await aio.bind_tx(connection, left)
         left.leave_undecided()
+    checker.may_answer.set()
     await until(lambda: is_now(async_bus, left, "committed"))
 
 
@@ -102,7 +106,8 @@ async def is_now(bus, bound, wanted):
 
 
 async def test_an_asynchronous_producer_over_a_blocking_database(shop, async_bus):
-    producer = async_bus.producer("p", checker=Barrier(shop, wait=0.05))
+    checker = Later(shop, wait=0.05)
+    producer = async_bus.producer("p", checker=checker)
     async with producer.transaction() as bound:
         await bound.send("t", b"x")
         with shop.begin() as connection:
@@ -111,6 +116,7 @@ async def test_an_asynchronous_producer_over_a_blocking_database(shop, async_bus
     async with producer.transaction() as left:
         await left.send("t", b"y")
         left.leave_undecided()
+    checker.may_answer.set()
     await until(lambda: is_now(async_bus, left, "rolled_back"))
 
 
@@ -128,7 +134,7 @@ async def test_a_blocking_transaction_cannot_wait_for_an_asynchronous_database(a
 
 
 async def test_a_commit_whose_answer_is_lost(async_shop, async_bus, monkeypatch):
-    producer = async_bus.producer("p", checker=AsyncBarrier(async_shop))
+    producer = async_bus.producer("p", checker=AsyncLater(async_shop))
     real = async_shop.dialect.do_commit
 
     def lost(connection):

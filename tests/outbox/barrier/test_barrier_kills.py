@@ -30,7 +30,7 @@ POINTS = (
     "barrier.closed",
 )
 """After the prepare; after the mark, of an order that would commit and of one that would go back; after the database's
-commit; before the broker's COMMIT; after the check-back's own mark, before its answer.
+commit; before the broker's COMMIT; after the barrier's own mark, before its answer.
 """
 
 
@@ -58,13 +58,13 @@ def judge(broker: str, shop: sa.Engine, topic: str, eventually) -> tuple[set[int
     """Let the check-back settle everything; (orders that stand, messages that are seen)."""
     with mq.connect(broker, **(barrier_shop.QUICK if broker.startswith("file:") else {})) as bus:
         bus.producer(topic, checker=Barrier(shop))
-        eventually(lambda: not bus.admin.transactions(state="open", group=topic), 60)
+        eventually(lambda: not bus.admin.transactions(state="open", group=topic), 120)
         assert not bus.admin.transactions(state="parked", group=topic)
         with shop.connect() as connection:
             placed = set(connection.scalars(sa.select(orders.c.id)))
         consumer, seen = bus.consumer(topic, [topic]), []
         while len(seen) < len(placed):
-            found = consumer.receive(100, wait=30.0)
+            found = consumer.receive(100, wait=60.0)
             assert found, f"of {sorted(placed)} only {sorted(seen)} were seen"
             seen += [int(message.body) for message in found]
             for message in found:

@@ -81,7 +81,7 @@ def test_a_bind_that_meets_a_checker_in_the_act_waits_for_what_it_does(shop, end
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             columns.insert(connection, ids, "", columns.ROLLED_BACK, strict=False)
             inserted.set()
-            assert go.wait(30)
+            assert go.wait(60)
             getattr(connection, ends)()
 
     def bind():
@@ -95,15 +95,15 @@ def test_a_bind_that_meets_a_checker_in_the_act_waits_for_what_it_does(shop, end
 
     checker, binder = threading.Thread(target=check), threading.Thread(target=bind)
     checker.start()
-    assert inserted.wait(30)
+    assert inserted.wait(60)
     binder.start()
     assert (
         Barrier(shop, wait=0).decide(TransactionId(1, 1, 1)) is mq.UNKNOWN
     )  # another checker neither waits nor guesses
     assert not done
     go.set()
-    checker.join(30)
-    binder.join(30)
+    checker.join(60)
+    binder.join(60)
     late = ends == "commit"
     assert done == [late]
     assert Barrier(shop).decide(TransactionId(1, 1, 1)) is (mq.ROLLBACK if late else mq.COMMIT)
@@ -136,7 +136,7 @@ def test_what_is_in_flight_holds_up_no_other(shop):
 def test_what_holds_its_rows_unseen_holds_up_no_other_either(shop, monkeypatch):
     """Without the locks and dirty reads that find them early: the insert is held up, cut up, and passes for the
     others."""
-    barrier = Barrier(shop, wait=10)
+    barrier = Barrier(shop, wait=60)
     monkeypatch.setattr(type(barrier._databases[0]), "in_flight", lambda self, ids: np.zeros(len(ids), np.bool_))
     with shop.connect() as connection:
         for number in (3, 77, 612):

@@ -408,7 +408,7 @@ def test_old_marks_are_purged_in_pieces_and_young_ones_kept(shop, barrier):
     for number in range(25):
         aged(shop, number, week + 3600 + 60 * (number // 3))
     for number in range(25, 30):
-        aged(shop, number, week - 60)
+        aged(shop, number, week - 3600)
     statements = []
     sa.event.listen(shop, "before_cursor_execute", lambda *given: statements.append(given[2]))
     kept = txn(7)
