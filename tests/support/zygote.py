@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Zygote:

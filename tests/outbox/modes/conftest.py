@@ -18,7 +18,7 @@ import escrowmq as mq
 from escrowmq_lab.servers.process import free_port
 from zygote import Zygote
 
-QUICK = {"transaction_timeout": 30.0, "retry_backoff": 0.05, "retry_backoff_max": 0.05, "default_queues": 1}
+QUICK = {"transaction_timeout": 3600.0, "retry_backoff": 0.05, "retry_backoff_max": 0.05, "default_queues": 1}
 
 
 class ServedBroker:

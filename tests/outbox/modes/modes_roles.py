@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 import escrowmq as mq
 from escrowmq.broker.serving import serve as serving
+from escrowmq.errors import Code, EscrowError
 from escrowmq.model import message_id
 from escrowmq.outbox.migrations import migrate
 from escrowmq.outbox.modes import (
@@ -35,10 +36,12 @@ from escrowmq.settings import BrokerSettings
 
 GROUP = "shop"
 COUNT = 5
-DYING_LEASE, LEASE = 1.0, 30.0
+DYING_LEASE, LEASE = 1.0, 600.0
 """Of a consumer that is killed: what it held must come back; and of one that lives: however slow the machine is, it
 must not.
 """
+PATIENT = 60.0
+"""Seconds of a request that must succeed, also of one that comes while the broker is started again."""
 IDLE = 0.1
 """After which a consumer looks whether anything is left."""
 TAKEN_BACK = 2
@@ -95,10 +98,10 @@ def serve(folder: str, listen: str, ready: str, settings: dict[str, Any]) -> Non
 def sender(mode: str, bus: mq.Bus, engine: sa.Engine) -> Any:
     """The producer of a mode."""
     if mode in ("driven", "merged"):
-        return Driven(bus, engine, GROUP, merged=mode == "merged")
+        return Driven(bus, engine, GROUP, merged=mode == "merged", timeout=PATIENT)
     if mode in ("both-reach", "both-reach-merged"):
-        return BothReachProducer(bus.producer("plain"), engine, GROUP, merged=mode.endswith("merged"))
-    return Compensating(bus.producer("plain"), engine, GROUP)
+        return BothReachProducer(bus.producer("plain", timeout=PATIENT), engine, GROUP, merged=mode.endswith("merged"))
+    return Compensating(bus.producer("plain", timeout=PATIENT), engine, GROUP)
 
 
 def produce_into(way: Any, topic: str, count: int = COUNT) -> None:
@@ -177,9 +180,20 @@ def consume_reach(url: str, database: str, topic: str, marks: bool, lease: float
     """A consumer process of both-reach; it ends when everything is settled."""
     with mq.connect(url) as bus:
         consumer = BothReachConsumer(sa.create_engine(database), readers(topic), reach_effect, marks=marks)
+        while not settled(consumer, bus, topic, lease):
+            pass
+
+
+def settled(consumer: BothReachConsumer, bus: mq.Bus, topic: str, lease: float = LEASE) -> bool:
+    """Consume what comes; False if something is left, because acknowledgements got lost on the way or came after the
+    lease: it must go on."""
+    try:
         consumer.consume(bus, topic, idle_timeout=IDLE, lease=lease)
-        while unsettled(bus, topic):
-            consumer.consume(bus, topic, idle_timeout=IDLE, lease=lease)
+    except EscrowError as problem:
+        if problem.code not in (Code.LEASE_LOST, Code.DISCONNECTED, Code.TIMED_OUT):
+            raise
+        return False
+    return not unsettled(bus, topic)
 
 
 def consume_offsets(

@@ -86,7 +86,7 @@ def test_a_loop_sends_what_is_left(bus: mq.Bus, local: sa.Engine, t: str) -> Non
     loop.start()
     consumer = bus.consumer("cart", t)
     found = []
-    for message in consumer.messages(idle_timeout=30.0):
+    for message in consumer.messages(idle_timeout=60.0):
         found.append(message.message_id)
         message.ack()
         if len(found) == 1500:

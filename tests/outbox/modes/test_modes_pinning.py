@@ -87,14 +87,16 @@ def test_a_prepare_is_never_retried_at_another_broker(pair: Any, local: sa.Engin
 def test_a_transaction_waits_for_the_broker_that_took_it(pair: Any, local: sa.Engine, t: str) -> None:
     """With that broker away, COMMIT goes nowhere else; also from another process with the brokers in another order."""
     bus, first, second = pair
-    driven = Driven(bus, local, "shop", timeout=1.0)
+    driven = Driven(bus, local, "shop")
     driven._carrier.end = lambda batch, *_: np.full(batch.num_rows, Code.TIMED_OUT, np.uint8)  # type: ignore[method-assign]
     for number in range(4):
         driven.send(mq.Message(t, b"%d" % number), lambda session: None)
-    del driven._carrier.end
     first.stop()
-    report = driven.redrive()
-    assert (report.committed, report.left) == (2, 2)
+    impatient, committed = Driven(bus, local, "shop", timeout=1.0), 0
+    while committed < 2:  # once, unless the other broker needs longer than a second, too
+        report = impatient.redrive()
+        committed += report.committed
+    assert (committed, report.left) == (2, 2)
     first.start()
     with mq.connect(f"{second.url},{first.url.removeprefix('escrow://')}") as turned:
         assert Driven(turned, local, "shop").redrive() == Redriven(committed=2)
@@ -110,7 +112,8 @@ def test_compensation_sends_again_to_the_same_broker_only(pair: Any, local: sa.E
         shards = set(connection.execute(sa.select(trans_driven.c.shard)).scalars())
     assert len(shards) == 2
     first.stop()
-    left = way.resend()
+    while (left := way.resend()) == 20:  # the other broker needs longer than a second, too
+        pass
     assert 0 < left < 20
     first.start()
     while way.resend():  # until the client has noticed
@@ -158,7 +161,7 @@ def test_beyond_the_window_the_last_prepare_counts_because_the_table_says_so(
 ) -> None:
     """A prepare that was repeated after the window makes a second half message: the row names one, the other is rolled
     back."""
-    served = make_served(dedup_window=0.0, transaction_timeout=0.3, check_interval=0.1)
+    served = make_served(dedup_window=0.0, transaction_timeout=0.3, check_interval=0.1, check_max=1_000_000)
     with mq.connect(served.url) as bus:
         driven = Driven(bus, local, "shop")
         driven._journal.decide = _die  # type: ignore[method-assign]
@@ -169,7 +172,7 @@ def test_beyond_the_window_the_last_prepare_counts_because_the_table_says_so(
         for number in range(50):
             other.send(t + "-other", b"%d" % number)
         assert driven.redrive(lambda session, messages: None) == Redriven(committed=1)
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while bus.admin.transactions("open"):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -112,7 +112,7 @@ def test_a_message_whose_transaction_is_lost_is_sent_anew(
     tmp_path: Any, make_database: Callable[[str], str], t: str, eventually: Callable[..., Any]
 ) -> None:
     engine = sa.create_engine(make_database("local"))
-    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, dedup_window=0.001) as bus:
+    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, dedup_window=0.001, transaction_timeout=3600) as bus:
         driven, id_ = stuck(bus, engine, t)
         assert [done.code for done in commit_stuck(engine, [id_])] == [Code.OK]
         assert driven.redrive() == Redriven(stuck=1), "it was rolled back, and stays so"
