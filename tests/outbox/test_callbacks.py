@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from outbox_world import Order, orders
+from outbox_world import Order, orders, until_settled
 from sqlalchemy.orm import Session, sessionmaker
 
 import escrowmq as mq
@@ -85,14 +85,16 @@ def test_from_the_consumers_transaction_to_the_senders_row(sqlite_shop: sa.Engin
             raise KeyError("not today")
 
     with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
-        assert inbox.consume(consumer, sessionmaker(theirs), handle, idle_timeout=1) == 5
+        database = sessionmaker(theirs)
+        assert until_settled(bus, "cart", lambda: inbox.consume(consumer, database, handle, idle_timeout=0.5)) == 5
     with theirs.connect() as connection:
         words = connection.execute(sa.select(trans_message.c.topic, trans_message.c.body)).all()
     assert sorted(words) == sorted(("orders.done", identity) for n, identity in enumerate(ids) if n != 3)
     for topic, body in [*words, *words[:2]]:  # what a relay does, with repeats
         producer.send(topic, body)
     with bus.consumer("orders-callbacks", ["orders.done"]) as consumer:
-        assert CallbackListener(consumer, sqlite_shop).run(idle_timeout=1) == 5
+        listener = CallbackListener(consumer, sqlite_shop)
+        assert until_settled(bus, "orders-callbacks", lambda: listener.run(idle_timeout=0.5)) == 5
         assert consumer.flush() == 0
     assert [name for name, _ in states(sqlite_shop)] == ["DONE"] * 3 + ["SENT"] + ["DONE"] * 2
     theirs.dispose()
@@ -109,7 +111,8 @@ def test_one_word_can_speak_of_many(sqlite_shop: sa.Engine, bus: mq.Bus) -> None
     report(producer, ids[600:1400], to="orders.done")
     producer.send("orders.done", word)
     with bus.consumer("callbacks", ["orders.done"]) as consumer:
-        assert CallbackListener(consumer, sqlite_shop).run(idle_timeout=0.5) == 1_400
+        listener = CallbackListener(consumer, sqlite_shop)
+        assert until_settled(bus, "callbacks", lambda: listener.run(idle_timeout=0.5)) == 1_400
 
 
 def test_a_word_that_is_none_goes_to_the_dead_letters(sqlite_shop: sa.Engine, bus: mq.Bus) -> None:
@@ -119,8 +122,7 @@ def test_a_word_that_is_none_goes_to_the_dead_letters(sqlite_shop: sa.Engine, bu
         producer.send("outbox.done", body, queue=0)
     with bus.consumer("callbacks", ["outbox.done"], max_attempts=1) as consumer:
         listener = CallbackListener(consumer, sqlite_shop)
-        assert (listener.run(idle_timeout=0.5), listener.marked) == (2, 2)
-        consumer.flush()
+        assert until_settled(bus, "callbacks", lambda: listener.run(idle_timeout=0.5)) == listener.marked == 2
     (letter,) = bus.admin.dead_letters("callbacks")
     assert "no list of 16-byte message ids" in letter["cause"]
 
@@ -137,7 +139,8 @@ def test_a_database_that_is_away_is_tried_again(sqlite_shop: sa.Engine, bus: mq.
 
     sa.event.listen(sqlite_shop, "begin", refuse)
     with bus.consumer("callbacks", ["outbox.done"], retry_backoff=0.01) as consumer:
-        assert CallbackListener(consumer, sqlite_shop).run(idle_timeout=1) == 1
+        listener = CallbackListener(consumer, sqlite_shop)
+        assert until_settled(bus, "callbacks", lambda: listener.run(idle_timeout=0.5)) == 1
     assert states(sqlite_shop) == [("DONE", True)]
 
 
@@ -146,8 +149,8 @@ def test_a_listener_without_tables_stops_and_gives_the_words_back(bus: mq.Bus, t
     report(bus.producer("cart"), [b"x" * 16])
     with bus.consumer("callbacks", ["outbox.done"]) as consumer:
         with pytest.raises(mq.Misuse, match="NO_TABLES"):
-            CallbackListener(consumer, empty).run(idle_timeout=5)
-        assert next(consumer.messages(idle_timeout=5)).body == b"x" * 16
+            CallbackListener(consumer, empty).run(idle_timeout=60)
+        assert next(consumer.messages(idle_timeout=60)).body == b"x" * 16
         with pytest.raises(mq.Misuse, match="BAD_ARGUMENT"):
             CallbackListener(consumer, "sqlite://")  # type: ignore[arg-type]
     empty.dispose()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from outbox_world import Order, orders
+from outbox_world import Order, orders, until_settled
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -136,7 +136,7 @@ answer for ever.
 
 
 def await_(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(POLL_SECONDS)
@@ -326,9 +326,9 @@ def test_a_purge_lets_no_first_mark_go_before_that_of_another_topic(shop: sa.Eng
     """Else a repeat in the other topic would take the first one's place, and have its effect again."""
     with shop.begin() as connection:
         assert claim_tx(connection, named("orders"), group="cart")
-        connection.execute(sa.update(trans_recv_log).values(seen_us=trans_recv_log.c.seen_us - 60_000_000))
+        connection.execute(sa.update(trans_recv_log).values(seen_us=trans_recv_log.c.seen_us - 7_200_000_000))
         assert claim_tx(connection, named("points"), group="cart")
-    assert inbox.purge_seen(shop, 30) == 0
+    assert inbox.purge_seen(shop, 3600) == 0
     with shop.begin() as connection:
         assert not claim_tx(connection, named("points"), group="cart")
         assert not claim_tx(connection, named("orders"), group="cart")
@@ -341,7 +341,11 @@ def test_a_consumer_of_two_topics_has_both_effects_of_one_id(shop: sa.Engine, tm
         for topic in ("orders", "points"):
             bus.producer("shop", qos=2).send(topic, b"", message_id="order-17")
         consumer = bus.consumer("cart", ["orders", "points"])
-        handled = inbox.consume(consumer, shop, lambda session, message: done.append(message.topic), idle_timeout=0.5)
+
+        def consume() -> int:
+            return inbox.consume(consumer, shop, lambda _, message: done.append(message.topic), idle_timeout=0.5)
+
+        handled = until_settled(bus, "cart", consume)
     assert handled == 2
     assert sorted(done) == ["orders", "points"]
 
@@ -352,7 +356,7 @@ def test_a_consumer_of_two_topics_has_both_effects_of_one_id(shop: sa.Engine, tm
 def test_purging_takes_the_old_and_leaves_the_young(shop: sa.Engine) -> None:
     now = time.time_ns() // 1000
     old = [
-        {"consumer_group": group, "message_id": identity, "seen_us": now - 10_000_000 - 7 * n}
+        {"consumer_group": group, "message_id": identity, "seen_us": now - 7_200_000_000 - 7 * n}
         for group in ("cart", "points")
         for n, identity in enumerate(ids(CHUNK_ROWS + 300))
     ]
@@ -366,10 +370,10 @@ def test_purging_takes_the_old_and_leaves_the_young(shop: sa.Engine) -> None:
         "after_cursor_execute",
         lambda c, cursor, statement, *_: deletes.append(cursor.rowcount) if statement.startswith("DELETE") else None,
     )
-    assert inbox.purge_seen(shop, 5, group="cart") == CHUNK_ROWS + 300
+    assert inbox.purge_seen(shop, 3600, group="cart") == CHUNK_ROWS + 300
     assert deletes == [CHUNK_ROWS, 300]
-    assert inbox.purge_seen(shop, 5.0) == 3 * CHUNK_ROWS + 301
-    assert inbox.purge_seen(shop, 5) == 0
+    assert inbox.purge_seen(shop, 3600.0) == 3 * CHUNK_ROWS + 301
+    assert inbox.purge_seen(shop, 3600) == 0
     with shop.begin() as connection:
         assert not any(claim_batch_tx(connection, ids(10, 10_000), "cart"))
         assert claim_tx(connection, message_id=ids(1)[0], group="cart")
@@ -409,14 +413,18 @@ def test_i24_consume_repeats_nothing_that_was_committed(sqlite_shop: sa.Engine, 
             raise KeyError(number)
 
     with bus.consumer("cart", ["orders"], lease=0.2) as dying:
-        received = dying.receive(10, wait=5)
+        received = dying.receive(10, wait=60)
         with sessionmaker(sqlite_shop).begin() as session:
             assert all(claim_batch_tx(session, received, "cart"))
             session.add_all(Order(id=int(message.body)) for message in received)
         failing -= {int(message.body) for message in received}
     with bus.consumer("cart", ["orders"], retry_backoff=None) as consumer:
         database: Any = sessionmaker(sqlite_shop) if failing else sqlite_shop
-        effects = inbox.consume(consumer, database, place, max_messages=6, idle_timeout=1.5)
+
+        def consume() -> int:
+            return inbox.consume(consumer, database, place, max_messages=6, idle_timeout=0.5)
+
+        effects = until_settled(bus, "cart", consume)
     with sqlite_shop.connect() as connection:
         assert sorted(connection.scalars(sa.select(orders.c.id))) == list(range(20))
     assert effects == 20 - len(received)
@@ -434,8 +442,7 @@ def test_consume_sends_back_only_what_fails(sqlite_shop: sa.Engine, bus: mq.Bus)
             raise ValueError("four")
 
     with bus.consumer("cart", ["orders"], max_attempts=2, retry_backoff=0.01) as consumer:
-        assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=1) == 8
-        consumer.flush()
+        assert until_settled(bus, "cart", lambda: inbox.consume(consumer, sqlite_shop, place, idle_timeout=0.5)) == 8
         (letter,) = bus.admin.dead_letters("cart")
     assert letter["cause"].startswith("ValueError: four")
     with sqlite_shop.connect() as connection:
@@ -459,7 +466,12 @@ def test_consume_keeps_the_order_of_each_key_after_a_failure(sqlite_shop: sa.Eng
         sa.event.listen(session, "after_commit", lambda _: done.append(number), once=True)
 
     with bus.consumer("cart", ["orders"], ordered=True, retry_backoff=0.05) as consumer:
-        assert inbox.consume(consumer, sessionmaker(sqlite_shop), place, max_messages=1000, idle_timeout=1) == 8
+        database = sessionmaker(sqlite_shop)
+
+        def consume() -> int:
+            return inbox.consume(consumer, database, place, max_messages=1000, idle_timeout=0.5)
+
+        assert until_settled(bus, "cart", consume) == 8
         assert consumer.refused == 0
     assert [number for number in done if number % 2 == 0] == [0, 2, 4, 6]
     assert [number for number in done if number % 2] == [1, 3, 5, 7]
@@ -470,8 +482,8 @@ def test_consume_stops_when_there_are_no_tables_and_gives_everything_back(bus: m
     bus.producer("shop").send("orders", b"1")
     with bus.consumer("cart", ["orders"]) as consumer:
         with pytest.raises(mq.Misuse, match="NO_TABLES"):
-            inbox.consume(consumer, empty, lambda session, message: None, idle_timeout=5)
-        assert next(consumer.messages(idle_timeout=5)).body == b"1"
+            inbox.consume(consumer, empty, lambda session, message: None, idle_timeout=60)
+        assert next(consumer.messages(idle_timeout=60)).body == b"1"
     empty.dispose()
 
 
@@ -505,7 +517,7 @@ def test_consume_stops_between_messages(sqlite_shop: sa.Engine, bus: mq.Bus, how
             place(connection, message)
 
         event.clear()
-        assert inbox.consume(other, sqlite_shop, place_rest, idle_timeout=0.5) == 5
+        assert until_settled(bus, "cart", lambda: inbox.consume(other, sqlite_shop, place_rest, idle_timeout=0.5)) == 5
     assert attempts == [1] * 5
     with sqlite_shop.connect() as connection:
         assert sorted(connection.scalars(sa.select(orders.c.id))) == list(range(9))
@@ -535,7 +547,7 @@ def test_a_failure_is_logged_once(sqlite_shop: sa.Engine, bus: mq.Bus, caplog: p
         raise ValueError("no field price")
 
     with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
-        assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=0.3) == 0
+        assert until_settled(bus, "cart", lambda: inbox.consume(consumer, sqlite_shop, place, idle_timeout=0.3)) == 0
     (told,) = [record for record in caplog.records if record.levelname == "WARNING" and "failed" in record.message]
     assert told.exc_info is not None
     assert told.exc_info[1].__context__ is None  # type: ignore[union-attr]

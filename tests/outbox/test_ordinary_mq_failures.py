@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from outbox_world import Order, orders
+from outbox_world import Order, orders, unsettled
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -36,16 +36,17 @@ class Queue:
     def relay(self, shop: sa.Engine) -> None:
         """What a relay does whenever it can."""
         if not self.away:
-            target = open_target(self.url)
-            assert Relay(shop, target).drain(30)
+            target = open_target(self.url, timeout=60)
+            assert Relay(shop, target).drain(60)
             target.close()
 
     def received(self, group: str = "cart") -> list[str]:
         with mq.connect(self.url) as bus, bus.consumer(group, ["orders"]) as consumer:
             keys = []
-            for message in consumer.messages(idle_timeout=0.3):
-                keys.append(message.key)
-                message.ack()
+            while unsettled(bus, group):
+                for message in consumer.messages(idle_timeout=0.3):
+                    keys.append(message.key)
+                    message.ack()
             return sorted(keys)
 
 
@@ -116,8 +117,9 @@ class Died(Exception):
 def deliveries(queue: Queue, group: str) -> Iterator[Any]:
     """One message after the other, each until it is acknowledged; dying is forgotten at the next delivery."""
     with mq.connect(queue.url) as bus, bus.consumer(group, ["orders"], retry_backoff=0.01) as consumer:
-        yield from consumer.messages(idle_timeout=0.5)
-        consumer.flush()
+        while unsettled(bus, group):
+            yield from consumer.messages(idle_timeout=0.3)
+            consumer.flush()
 
 
 @pytest.mark.invariant("I24")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from outbox_world import patience
 from sqlalchemy.exc import IntegrityError
 
 import escrowmq as mq
@@ -98,7 +99,7 @@ def test_several_migrate_at_once(engine: sa.Engine) -> None:
     start, results = threading.Barrier(4), []
 
     def one() -> None:
-        own = sa.create_engine(engine.url)
+        own = sa.create_engine(engine.url, **patience(engine.url))
         start.wait()
         try:
             results.append(migrate(own))
