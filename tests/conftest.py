@@ -418,7 +418,7 @@ def g() -> str:
 def eventually() -> Callable[..., Any]:
     """Poll a condition and return what it gave: for states that have no signal of their own."""
 
-    def wait(condition: Callable[[], Any], timeout: float = 30.0) -> Any:
+    def wait(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
         deadline = time.monotonic() + timeout
         while not (found := condition()):
             assert time.monotonic() < deadline, "it did not come to pass"

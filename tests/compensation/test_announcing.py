@@ -34,7 +34,7 @@ ORDERS = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.String(64), primar
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One broker for all tests of this file; their names do not meet."""
     with escrow.serving(
-        tmp_path_factory.mktemp("broker"), "--transaction-timeout", "60s", launcher=forked.Forked
+        tmp_path_factory.mktemp("broker"), "--transaction-timeout", "1h", launcher=forked.Forked
     ) as made:
         yield made
 
@@ -114,7 +114,7 @@ def test_change_announcement_and_message_all_come_out(bus, server, shop, t, g):
     assert producer.flush()
     assert (orders(shop), visible(bus, t), state(bus, sent)) == (["o-1"], [b"book"], "committed")
     target = open_target(server.url)
-    assert Relay(shop, target).drain(30.0)
+    assert Relay(shop, target).drain(60.0)
     target.close()
     (row,) = bus.admin.read(f"{t}-keys").read_all().to_pylist()
     assert (row["key"], row["body"], row["message_id"]) == (key, key.encode(), identity)

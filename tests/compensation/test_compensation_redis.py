@@ -26,7 +26,7 @@ def counts(w: World, client: Any, ids: list[bytes]) -> list[int]:
 
 @pytest.mark.invariant("I48")
 def test_consumers_and_scheduler_have_one_effect_each(world: Callable[..., World], redis_url: str) -> None:
-    w = world(lambda name: open_sets(redis_url, name))
+    w = world(lambda name: open_sets(redis_url, name, timeout=60.0))
     with redis.Redis.from_url(redis_url) as client:
 
         def queue(pipeline: Any, message: Any) -> None:
@@ -59,7 +59,7 @@ def test_consumers_and_scheduler_have_one_effect_each(world: Callable[..., World
 
 
 def test_two_who_handle_the_same_at_once_and_one_that_fails(world: Callable[..., World], redis_url: str) -> None:
-    w = world(lambda name: open_sets(redis_url, name))
+    w = world(lambda name: open_sets(redis_url, name, timeout=60.0))
     ids = [w.prepare() for _ in range(20)]
     messages = [Message(identity, w.topic) for identity in ids]
     start, results = threading.Barrier(2), []

@@ -569,7 +569,7 @@ def test_running_until_it_is_stopped_and_what_is_counted(world: Make) -> None:
     with w.scheduler(handler=handler) as scheduler:
         thread = threading.Thread(target=scheduler.run, args=(0.01, stop))
         thread.start()
-        assert done.wait(30)
+        assert done.wait(60)
         stop.set()
         thread.join()
         numbers = scheduler.statistics

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from set_sites import MemorySite, RedisSite, SqlSite
+from set_sites import PATIENT, MemorySite, RedisSite, SqlSite
+
+from escrowmq.outbox import engines
 
 NewDatabase = Callable[[str], AbstractContextManager[str]]
 
@@ -16,9 +18,12 @@ def memory_site() -> MemorySite:
 
 
 @pytest.fixture(scope="module")
-def sqlite_site(tmp_path_factory: pytest.TempPathFactory) -> SqlSite:
+def sqlite_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlSite]:
+    """Whose stores wait for the file's lock for as long as a slow disk needs."""
     folder: Path = tmp_path_factory.mktemp("sets")
-    return SqlSite(f"sqlite:///{folder / 'sets.db'}")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engines, "SQLITE_PATIENCE", 200.0)
+        yield SqlSite(f"sqlite:///{folder / 'sets.db'}")
 
 
 @pytest.fixture(scope="module")
@@ -35,4 +40,4 @@ def mariadb_site(mariadb_url: str, new_database: NewDatabase) -> Iterator[SqlSit
 
 @pytest.fixture(scope="module")
 def redis_site(redis_url: str) -> RedisSite:
-    return RedisSite(redis_url)
+    return RedisSite(redis_url + PATIENT)

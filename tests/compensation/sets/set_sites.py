@@ -11,6 +11,9 @@ from escrowmq.compensation.sets.tables import metadata, set_run
 from escrowmq.errors import Code, Misuse
 from escrowmq.testing.memory_sets import MemorySets
 
+PATIENT = "?socket_timeout=120&socket_connect_timeout=120"
+"""At the end of the URL of a Redis that must answer, however slow the machine is."""
+
 
 class MemorySite:
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from cutting import CuttingProxy
+from set_sites import PATIENT
 
 from escrowmq.compensation import RedisSets
 from escrowmq.compensation.sets.seam import Sizes
@@ -22,6 +23,12 @@ from escrowmq_lab.servers.process import Server, free_port
 
 SHORT = 0.3
 """Seconds of patience where nobody is going to answer."""
+
+
+@pytest.fixture
+def redis_url(redis_url: str) -> str:
+    """For stores that must have an answer."""
+    return redis_url + PATIENT
 
 
 @pytest.fixture
@@ -94,15 +101,14 @@ def test_no_server() -> None:
 
 
 def test_a_server_that_says_nothing(redis_server: Server, name: str) -> None:
-    sets = RedisSets(redis_server.url, name, timeout=SHORT)
-    ids = filled(sets)
+    sets, patient = RedisSets(redis_server.url, name, timeout=SHORT), RedisSets(redis_server.url + PATIENT, name)
+    ids = filled(patient)
     redis_server.pause()
     try:
         assert isinstance(fails(sets.epoch, Code.TIMED_OUT), Unknown)
         fails(lambda: sets.take(FAR_US, 10, LEASE), Code.TIMED_OUT)
     finally:
         redis_server.resume()
-    patient = RedisSets(redis_server.url, name)
     with redis.Redis.from_url(redis_server.url) as admin:
         for left in admin.keys(key(name, "run:*")):
             admin.zadd(key(name, "leases"), {left.rpartition(b":")[2]: 0})  # if the step was done when it woke up
@@ -113,17 +119,17 @@ def test_a_server_that_says_nothing(redis_server: Server, name: str) -> None:
     patient.close()
 
 
-def test_writes_that_are_paused(redis_url: str, admin: redis.Redis, name: str) -> None:
-    sets = RedisSets(redis_url, name, timeout=SHORT)
+def test_writes_that_are_paused(redis_server: Server, sets: RedisSets, admin: redis.Redis, name: str) -> None:
+    impatient = RedisSets(redis_server.url, name, timeout=SHORT)
     ids = filled(sets)
     admin.execute_command("CLIENT", "PAUSE", 3_600_000, "WRITE")
     try:
-        assert isinstance(fails(lambda: sets.take(FAR_US, 10, LEASE), Code.TIMED_OUT), Unknown)
-        fails(lambda: sets.add_commits(ids, 1), Code.TIMED_OUT)
+        assert isinstance(fails(lambda: impatient.take(FAR_US, 10, LEASE), Code.TIMED_OUT), Unknown)
+        fails(lambda: impatient.add_commits(ids, 1), Code.TIMED_OUT)
     finally:
         admin.execute_command("CLIENT", "UNPAUSE")
     assert sets.sizes().half in (0, 10), "all of a step, or nothing"
-    sets.close()
+    impatient.close()
 
 
 # Connections that are lost
@@ -365,11 +371,11 @@ def test_a_server_that_loads_its_data(tmp_path: Path, name: str) -> None:
             admin.mset({f"key-{n}": "x" * 100 for n in range(5000)})
             admin.save()
         server.kill()
-        # 5 ms a key, so it loads for as long as the test looks; it answers every now and then
-        slow = [*server.command, "--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024"]
+        # 50 ms a key, so it loads for as long as the test looks; it answers every now and then
+        slow = [*server.command, "--key-load-delay", "50000", "--loading-process-events-interval-bytes", "1024"]
         loading = Server(server.url, slow, ready=lambda _: True, log=server.log)
         loading.start()
-        sets = RedisSets(server.url, name)
+        sets = RedisSets(server.url + PATIENT, name)
         try:
             while True:
                 with pytest.raises(EscrowError) as raised:
@@ -419,7 +425,7 @@ def test_how_durable_it_must_be_can_be_asked_for(redis_url: str, admin: redis.Re
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_restart_changes_the_epoch(tmp_path: Path, name: str, durable: bool) -> None:
     with redis_serving.serving(tmp_path, durable=durable) as server:
-        sets = RedisSets(server.url, name)
+        sets = RedisSets(server.url + PATIENT, name)
         ids, epoch = filled(sets), sets.epoch()
         server.kill()
         problem = fails(sets.epoch, Code.DISCONNECTED)
