@@ -26,22 +26,22 @@ def link(tmp_path):
 
 
 def produce(link, kind, rows, session):
-    return link.exchange(kind, outgoing(rows), {"session": session}).result(30).to_pylist()
+    return link.exchange(kind, outgoing(rows), {"session": session}).result(60).to_pylist()
 
 
 def end(link, session, pairs, by=DecidedBy.PRODUCER):
     columns = [pa.array([p[0] for p in pairs], pa.binary(16)), pa.array([p[1] for p in pairs], pa.uint8())]
     batch = pa.RecordBatch.from_arrays(columns, schema=ENDING)
-    return link.exchange(Exchange.END, batch, {"session": session, "by": int(by)}).result(30)["code"].to_pylist()
+    return link.exchange(Exchange.END, batch, {"session": session, "by": int(by)}).result(60)["code"].to_pylist()
 
 
 def open_session(link, group="g", transactional=True):
-    return link.action("session.open", {"group": group, "instance": "i", "transactional": transactional}, 30)["session"]
+    return link.action("session.open", {"group": group, "instance": "i", "transactional": transactional}, 60)["session"]
 
 
 def receive(link, group="c", wait_ms=0, **options):
     options = {"group": group, "member": 1, "max_messages": 100, "wait_ms": wait_ms, **options}
-    return link.exchange(Exchange.RECEIVE, None, options).result(30)
+    return link.exchange(Exchange.RECEIVE, None, options).result(60)
 
 
 def settle(link, delivery, act, cause=None, delay_us=-1):
@@ -50,7 +50,7 @@ def settle(link, delivery, act, cause=None, delay_us=-1):
         for lease, offset in zip(delivery["lease"].to_pylist(), delivery["offset"].to_pylist(), strict=True)
     ]
     batch = pa.RecordBatch.from_pylist(rows, schema=SETTLING)
-    return link.exchange(Exchange.SETTLE, batch, {"group": "c"}).result(30)["code"].to_pylist()
+    return link.exchange(Exchange.SETTLE, batch, {"group": "c"}).result(60)["code"].to_pylist()
 
 
 def read(link, source, **request):
@@ -98,7 +98,7 @@ def test_a_topic_is_browsed_by_offsets_and_hides_what_is_not_committed(link):
 def test_a_joined_message_carries_the_id_of_its_transaction_also_from_another_session(link):
     first = open_session(link)
     (one,) = produce(link, Exchange.PREPARE, [{"body": b"1", "queue": 0}], first)
-    second = link.action("session.open", {"group": "g", "instance": "2", "transactional": True}, 30)["session"]
+    second = link.action("session.open", {"group": "g", "instance": "2", "transactional": True}, 60)["session"]
     produce(link, Exchange.PREPARE, [{"body": b"2", "queue": 0, "transaction": one["transaction"]}], second)
     end(link, second, [(one["transaction"], 1)])
     table = read(link, "orders", queue=0)
@@ -111,10 +111,10 @@ def test_a_transaction_is_shown_with_its_timeline(link):
     asked: Future[pa.RecordBatch] = Future()
     watch = link.watch(session, lambda batch: asked.done() or asked.set_result(batch))
     (row,) = produce(link, Exchange.PREPARE, [{"body": b"1", "key": "k"}], session)
-    assert asked.result(30)["transaction"].to_pylist() == [row["transaction"]]
+    assert asked.result(60)["transaction"].to_pylist() == [row["transaction"]]
     assert end(link, session, [(row["transaction"], 1)], DecidedBy.CHECK) == [Code.COMMITTED]
     watch.close()
-    shown = link.action("transactions.show", {"id": str(TransactionId.from_bytes(row["transaction"]))}, 30)
+    shown = link.action("transactions.show", {"id": str(TransactionId.from_bytes(row["transaction"]))}, 60)
     assert shown["state"] == "committed"
     assert shown["checks"] == 1
     assert [m["key"] for m in shown["messages"]] == ["k"]
@@ -131,10 +131,10 @@ def test_operators_settle_and_recheck(link):
     session = open_session(link)
     rows = produce(link, Exchange.PREPARE, [{}, {}], session)
     ids = [str(TransactionId.from_bytes(r["transaction"])) for r in rows]
-    assert link.action("transactions.recheck", {"ids": ids}, 30)["codes"] == ["OK", "OK"]
-    answer = link.action("transactions.settle", {"ids": [*ids, ids[0]], "outcome": "commit"}, 30)
+    assert link.action("transactions.recheck", {"ids": ids}, 60)["codes"] == ["OK", "OK"]
+    answer = link.action("transactions.settle", {"ids": [*ids, ids[0]], "outcome": "commit"}, 60)
     assert answer["codes"] == ["COMMITTED", "COMMITTED", "ALREADY_COMMITTED"]
-    assert link.action("transactions.recheck", {"ids": ids[:1]}, 30)["codes"] == ["TRANSACTION_DECIDED"]
+    assert link.action("transactions.recheck", {"ids": ids[:1]}, 60)["codes"] == ["TRANSACTION_DECIDED"]
     assert read(link, "%op")["decided_by"].to_pylist() == [DecidedBy.OPERATOR] * 2
 
 
@@ -144,12 +144,12 @@ def test_transactions_are_listed_in_pages(link):
     seen, after = [], None
     while True:
         request = {"limit": 2, "state": "open", **({"after": after} if after is not None else {})}
-        page = link.action("transactions.list", request, 30)
+        page = link.action("transactions.list", request, 60)
         seen += [t["position"] for t in page["transactions"]]
         if (after := page.get("next")) is None:
             break
     assert seen == [r["position"] for r in rows]
-    assert link.action("transactions.list", {"older_than": 3600}, 30)["transactions"] == []
+    assert link.action("transactions.list", {"older_than": 3600}, 60)["transactions"] == []
 
 
 def test_messages_are_found_by_id_and_key_whatever_became_of_them(link):
@@ -158,46 +158,46 @@ def test_messages_are_found_by_id_and_key_whatever_became_of_them(link):
     rows = [{"body": b"a", "key": "k", "message_id": "order-1"}, {"body": b"b", "key": "k", "message_id": "order-2"}]
     made = produce(link, Exchange.PREPARE, rows, session)
     end(link, session, [(made[1]["transaction"], 1)])
-    (found,) = link.action("lookup", {"message_id": "order-1"}, 30)["messages"]
+    (found,) = link.action("lookup", {"message_id": "order-1"}, 60)["messages"]
     assert (found["state"], found["visible"], base64.b64decode(found["body_base64"])) == ("open", False, b"a")
-    states = [(m["state"], m["visible"]) for m in link.action("lookup", {"key": "k"}, 30)["messages"]]
+    states = [(m["state"], m["visible"]) for m in link.action("lookup", {"key": "k"}, 60)["messages"]]
     assert states == [("committed", True), ("open", False)], "newest first"
-    assert link.action("lookup", {"key": "k", "topic": "other"}, 30)["messages"] == []
-    assert len(link.action("lookup", {"key": "k", "limit": 1}, 30)["messages"]) == 1
+    assert link.action("lookup", {"key": "k", "topic": "other"}, 60)["messages"] == []
+    assert len(link.action("lookup", {"key": "k", "limit": 1}, 60)["messages"]) == 1
 
 
 @pytest.mark.invariant("I25")
 def test_dead_letters_are_listed_read_retried_and_discarded(link):
     """I25"""
-    link.action("groups.subscribe", {"group": "c", "topics": ["orders"], "max_attempts": 1}, 30)
+    link.action("groups.subscribe", {"group": "c", "topics": ["orders"], "max_attempts": 1}, 60)
     produce(link, Exchange.SEND, [{"body": b"1", "key": "k"}, {"body": b"2", "key": "k"}], 0)
-    delivery = receive(link, wait_ms=10_000)
+    delivery = receive(link, wait_ms=60_000)
     assert settle(link, delivery, Act.NACK, "cannot do it") == [Code.OK, Code.OK]
-    letters = link.action("dead_letters.list", {"group": "c"}, 30)["dead_letters"]
+    letters = link.action("dead_letters.list", {"group": "c"}, 60)["dead_letters"]
     assert [(d["cause"], d["key"], d["attempts"]) for d in letters] == [("cannot do it, attempt 1 of 1", "k", 1)] * 2
     assert read(link, "%dead-letters.c")["body"].to_pylist() == [b"1", b"2"]
     item = {name: letters[0][name] for name in ("topic", "queue", "offset")}
-    answer = link.action("dead_letters.settle", {"group": "c", "items": [item], "act": "retry"}, 30)
+    answer = link.action("dead_letters.settle", {"group": "c", "items": [item], "act": "retry"}, 60)
     assert answer["codes"] == ["OK"]
-    again = receive(link, wait_ms=10_000)
+    again = receive(link, wait_ms=60_000)
     assert (again["body"].to_pylist(), again["attempt"].to_pylist()) == ([b"1"], [1])
-    answer = link.action("dead_letters.settle", {"group": "c", "all": True, "act": "discard"}, 30)
+    answer = link.action("dead_letters.settle", {"group": "c", "all": True, "act": "discard"}, 60)
     assert answer["codes"] == ["OK"]
-    assert link.action("dead_letters.list", {"group": "c"}, 30)["dead_letters"] == []
+    assert link.action("dead_letters.list", {"group": "c"}, 60)["dead_letters"] == []
 
 
 def test_a_waiting_receive_gets_what_comes(link):
-    link.action("groups.subscribe", {"group": "c", "topics": ["orders"]}, 30)
+    link.action("groups.subscribe", {"group": "c", "topics": ["orders"]}, 60)
     options = {"group": "c", "member": 1, "wait_ms": 60_000}
     waiting = link.exchange(Exchange.RECEIVE, None, options)
     produce(link, Exchange.SEND, [{"body": b"x", "properties": [("a", "b")]}], 0)
-    assert waiting.result(30)["body"].to_pylist() == [b"x"]
+    assert waiting.result(60)["body"].to_pylist() == [b"x"]
 
 
 def test_qos_0_names_no_place(link):
-    answer = link.exchange(Exchange.SEND, outgoing([{}]), {"flush": "async"}).result(30).to_pylist()
+    answer = link.exchange(Exchange.SEND, outgoing([{}]), {"flush": "async"}).result(60).to_pylist()
     assert [(a["code"], a["position"], a["offset"]) for a in answer] == [(Code.OK, -1, -1)]
-    problem = link.exchange(Exchange.SEND, outgoing([{}]), {"flush": "never"}).exception(30)
+    problem = link.exchange(Exchange.SEND, outgoing([{}]), {"flush": "never"}).exception(60)
     assert problem.code == Code.BAD_REQUEST
 
 
@@ -210,17 +210,17 @@ def test_an_end_needs_a_session(link):
 def test_links_to_one_folder_share_one_engine(tmp_path):
     one = open_embedded(tmp_path / "data", SETTINGS)
     other = open_embedded(tmp_path / "data" / ".." / "data", SETTINGS)
-    said, again = ({**link.action("hello", {}, 30)} for link in (one, other))
-    assert 0 <= again.pop("time_us") - said.pop("time_us") < 60e6
+    said, again = ({**link.action("hello", {}, 60)} for link in (one, other))
+    assert 0 <= again.pop("time_us") - said.pop("time_us") < 600e6
     assert said == again
     with pytest.raises(Misuse) as caught:
         open_embedded(tmp_path / "data", BrokerSettings(check_max=3))
     assert caught.value.code == Code.BAD_SETTING
     one.close()
     one.close()
-    assert other.action("health", {}, 30)["status"] == "ok"
+    assert other.action("health", {}, 60)["status"] == "ok"
     with pytest.raises(EscrowError) as closed:
-        one.action("health", {}, 30)
+        one.action("health", {}, 60)
     assert closed.value.code == Code.CLOSED
     other.close()
     with open_embedded_again(tmp_path / "data") as epoch:
@@ -232,7 +232,7 @@ class open_embedded_again:
         self.link = open_embedded(folder, SETTINGS)
 
     def __enter__(self):
-        return self.link.action("hello", {}, 30)["epoch"]
+        return self.link.action("hello", {}, 60)["epoch"]
 
     def __exit__(self, *_):
         self.link.close()
@@ -241,16 +241,16 @@ class open_embedded_again:
 def test_closing_a_link_withdraws_its_receives_and_ends_its_watch(tmp_path):
     one, other = (open_embedded(tmp_path / "data", SETTINGS) for _ in range(2))
     session = open_session(one)
-    one.action("groups.subscribe", {"group": "c", "topics": ["orders"]}, 30)
+    one.action("groups.subscribe", {"group": "c", "topics": ["orders"]}, 60)
     watch = one.watch(session, lambda _: None)
     waiting = one.exchange(Exchange.RECEIVE, None, {"group": "c", "member": 1, "wait_ms": 60_000})
-    assert other.action("producers.list", {}, 30)["producers"][0]["members"] == 1
+    assert other.action("producers.list", {}, 60)["producers"][0]["members"] == 1
     one.close()
     assert waiting.cancelled()
     assert not watch.broken
-    assert other.action("producers.list", {}, 30)["producers"][0]["members"] == 0
+    assert other.action("producers.list", {}, 60)["producers"][0]["members"] == 0
     produce(other, Exchange.SEND, [{"body": b"x"}], 0)
-    assert receive(other, wait_ms=10_000)["attempt"].to_pylist() == [1]
+    assert receive(other, wait_ms=60_000)["attempt"].to_pylist() == [1]
     other.close()
 
 
@@ -271,12 +271,12 @@ def test_a_checker_that_raises_breaks_its_watch_and_nothing_else(link):
 
         watch = link.watch(session, on_checks)
         produce(link, Exchange.PREPARE, [{}], session)
-        assert raised.wait(30)
-        watch._thread.join(30)
+        assert raised.wait(60)
+        watch._thread.join(60)
         assert watch.broken
     finally:
         threading.excepthook = before
-    assert link.action("producers.list", {}, 30)["producers"][0]["members"] == 0
+    assert link.action("producers.list", {}, 60)["producers"][0]["members"] == 0
 
 
 def test_a_torn_tail_is_cut_off_and_told(tmp_path, caplog):

@@ -20,7 +20,7 @@ from escrowmq.wire import ACK_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 
 def fill(folder: Path, **options) -> None:
-    with mq.connect(f"file:{folder}", transaction_timeout=60, **options) as bus:
+    with mq.connect(f"file:{folder}", transaction_timeout=3600, **options) as bus:
         work(bus)
 
 
@@ -65,7 +65,7 @@ def test_a_folder_at_rest_reads_as_the_broker_would_and_is_left_as_it_was(tmp_pa
     with mq.connect(f"file:{tmp_path / 'd'}", read_only=True) as offline:
         found = seen(offline)
     assert files(tmp_path / "d") == before
-    with mq.connect(f"file:{tmp_path / 'd'}", transaction_timeout=60, **options) as bus:
+    with mq.connect(f"file:{tmp_path / 'd'}", transaction_timeout=3600, **options) as bus:
         expected = seen(bus)
     assert found == expected
     assert found["t"].num_rows == 304
@@ -74,7 +74,7 @@ def test_a_folder_at_rest_reads_as_the_broker_would_and_is_left_as_it_was(tmp_pa
 
 
 def test_a_folder_in_use_is_read_up_to_what_is_durable(tmp_path):
-    with mq.connect(f"file:{tmp_path / 'd'}", transaction_timeout=60) as bus:
+    with mq.connect(f"file:{tmp_path / 'd'}", transaction_timeout=3600) as bus:
         work(bus)
         with mq.connect(f"file:{tmp_path / 'd'}", read_only=True) as offline:
             first = offline.admin.read("t").read_all()

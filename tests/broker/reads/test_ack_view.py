@@ -53,7 +53,7 @@ def forget_old(bench) -> None:
     for _ in range(4):
         bench.pass_time(61)
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
 
 
 @dataclass

@@ -27,7 +27,7 @@ def standing(bus: mq.Bus, offset: int, group: str = "cart") -> dict:
 
 @pytest.fixture
 def bus(tmp_path: Path):
-    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1) as opened:
+    with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, lease_seconds=600.0) as opened:
         opened.admin.create_topic("orders")
         yield opened
 
@@ -36,7 +36,7 @@ def test_every_step_is_told_in_its_order(bus: mq.Bus) -> None:
     bus.producer("shop").send("orders", b"one", key="k")
     with bus.consumer("cart", "orders", max_attempts=2, **SOON) as consumer:
         for cause in ("late", "ValueError: spoilt"):
-            (message,) = consumer.receive(1, wait=5.0)
+            (message,) = consumer.receive(1, wait=60.0)
             message.nack(cause=cause)
             consumer.flush()
         assert events(bus, 0) == ["leased", "failed", "leased", "dead"]
@@ -44,7 +44,7 @@ def test_every_step_is_told_in_its_order(bus: mq.Bus) -> None:
         assert (dead["state"], dead["attempt"]) == ("dead", 2)
         assert dead["cause"].startswith("ValueError: spoilt")
         bus.admin.retry_dead_letters("cart")
-        (again,) = consumer.receive(1, wait=5.0)
+        (again,) = consumer.receive(1, wait=60.0)
         leased = standing(bus, 0)
         assert (leased["state"], leased["attempt"]) == ("leased", 1)
         again.ack()
@@ -59,11 +59,13 @@ def test_every_step_is_told_in_its_order(bus: mq.Bus) -> None:
 def test_a_lease_that_passes_over_a_message_is_not_one_of_it(bus: mq.Bus) -> None:
     """In an ordered group the lease of 1, 2, 4 spans 3, which waits behind the failed message of its key."""
     bus.producer("shop").send_batch([mq.Message("orders", b"", key=key) for key in "abcab"])
-    with bus.consumer("cart", "orders", ordered=True, max_attempts=5, retry_backoff=60.0) as consumer:
-        (first,) = consumer.receive(1, wait=5.0)
+    with bus.consumer(
+        "cart", "orders", ordered=True, max_attempts=5, retry_backoff=600.0, retry_backoff_max=600.0
+    ) as consumer:
+        (first,) = consumer.receive(1, wait=60.0)
         first.nack()
         consumer.flush()
-        taken = consumer.receive(4, wait=5.0)
+        taken = consumer.receive(4, wait=60.0)
         assert [message.offset for message in taken] == [1, 2, 4]
         for message in taken:
             message.ack()
@@ -77,9 +79,9 @@ def test_an_ended_lease_is_told_from_what_was_given_back(tmp_path: Path) -> None
     with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, lease_seconds=0.05, retry_backoff=0.0) as bus:
         bus.producer("shop").send("orders", b"one")
         with bus.consumer("cart", "orders") as consumer:
-            consumer.receive(1, wait=5.0)  # never settled
-        with bus.consumer("cart", "orders", lease=60.0) as consumer:
-            (message,) = consumer.receive(1, wait=30.0)
+            consumer.receive(1, wait=60.0)  # never settled
+        with bus.consumer("cart", "orders", lease=600.0) as consumer:
+            (message,) = consumer.receive(1, wait=60.0)
             message.nack()
             consumer.flush()
         (at,) = bus.admin.message_standing("orders", 0, 0)
@@ -95,7 +97,7 @@ def test_a_filter_a_start_and_a_discard_are_told(bus: mq.Bus) -> None:
     with bus.consumer("cart", "orders", tags="mine", max_attempts=1) as consumer:
         assert not standing(bus, 1)["chosen"]
         assert (standing(bus, 2)["chosen"], standing(bus, 2)["before"]) == (True, 2)
-        consumer.receive(1, wait=5.0)[0].nack(cause="no")
+        consumer.receive(1, wait=60.0)[0].nack(cause="no")
         consumer.flush()
     bus.admin.discard_dead_letters("cart")
     assert [standing(bus, n)["state"] for n in (1, 2)] == ["filtered", "discarded"]
@@ -107,7 +109,7 @@ def test_a_filter_a_start_and_a_discard_are_told(bus: mq.Bus) -> None:
 def test_in_order_the_one_that_comes_first_is_named(bus: mq.Bus) -> None:
     bus.producer("shop").send_batch([mq.Message("orders", b"", key=key) for key in "aba"])
     with bus.consumer("cart", "orders", ordered=True, retry_backoff=600.0, retry_backoff_max=600.0) as consumer:
-        first, second, _ = consumer.receive(3, wait=5.0)
+        first, second, _ = consumer.receive(3, wait=60.0)
         first.nack()
         second.ack()
         consumer.flush()
@@ -120,14 +122,14 @@ def test_in_order_the_one_that_comes_first_is_named(bus: mq.Bus) -> None:
 def test_a_group_that_was_reset_has_it_again(bus: mq.Bus) -> None:
     bus.producer("shop").send_batch([mq.Message("orders", b"") for _ in range(3)])
     with bus.consumer("cart", "orders") as consumer:
-        for message in consumer.receive(2, wait=5.0):
+        for message in consumer.receive(2, wait=60.0):
             message.ack()
         consumer.flush()
     bus.admin.reset_group("cart", "earliest", why="again")
     assert standing(bus, 0)["state"] == "waiting"
     assert events(bus, 0) == ["leased", "acked", "reset"]
     with bus.consumer("cart", "orders") as consumer:
-        consumer.receive(1, wait=5.0)[0].ack()
+        consumer.receive(1, wait=60.0)[0].ack()
         consumer.flush()
     assert events(bus, 0) == ["leased", "acked", "reset", "leased", "acked"]
     bus.admin.reset_group("cart", "latest", why="no more")
@@ -152,7 +154,7 @@ def test_a_log_too_long_to_read_is_said(bus: mq.Bus, monkeypatch: pytest.MonkeyP
     bus.producer("shop").send_batch([mq.Message("orders", b"") for _ in range(3)])
     with bus.consumer("cart", "orders", prefetch=1) as consumer:
         for _ in range(3):
-            consumer.receive(1, wait=5.0)[0].ack()
+            consumer.receive(1, wait=60.0)[0].ack()
             consumer.flush()
     monkeypatch.setattr(history, "MOST_FRAMES", 3)
     (at,) = bus.admin.message_standing("orders", 0, 2)

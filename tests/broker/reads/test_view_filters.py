@@ -19,8 +19,9 @@ from escrowmq.wire import HALF_VIEW_NAME, OP_VIEW_NAME
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedLink]:
     """A folder whose messages came one by one: every frame has one row."""
     place: Path = tmp_path_factory.mktemp("filters") / "data"
-    link = open_embedded(place, BrokerSettings())
-    with Bus([open_embedded(place, BrokerSettings())]) as bus:
+    settings = BrokerSettings(transaction_timeout=600.0)  # nothing is asked about meanwhile
+    link = open_embedded(place, settings)
+    with Bus([open_embedded(place, settings)]) as bus:
         producer = bus.producer("plain")
         for n in range(300):
             producer.send("t", b"%d" % n, key=f"k{n % 7}", tag=["a", "b", None][n % 3], queue=0)

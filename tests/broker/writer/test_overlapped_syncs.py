@@ -32,7 +32,7 @@ class SlowLog(MemoryLog):
         def finish() -> None:
             if self.slow:
                 self.begun.release()
-                assert self.may_go.acquire(timeout=30)
+                assert self.may_go.acquire(timeout=60)
             write()
 
         return finish
@@ -63,7 +63,7 @@ def crowd(engine, log, rounds):
     """Sends in as many rounds: each is under way when the next arrives."""
     log.slow = True
     futures = [engine.submit(send(0, {"topic": "t", "body": b"0"})), engine.submit(send(0, {"topic": "t"}))]
-    assert log.begun.acquire(timeout=30)
+    assert log.begun.acquire(timeout=60)
     futures += [engine.submit(send(0, {"topic": "t", "body": b"%d" % n})) for n in range(rounds)]
     return futures
 
@@ -77,7 +77,7 @@ def test_no_answer_before_its_own_sync_and_all_in_order(engine, log):
         future.add_done_callback(lambda _, number=number: done.append(number))
     for _ in range(16):
         log.may_go.release()
-    answers = [future.result(timeout=30) for future in futures]
+    answers = [future.result(timeout=60) for future in futures]
     assert done == sorted(done)
     positions = [answer.column("position")[0].as_py() for answer in answers]
     assert positions == sorted(positions)
@@ -92,7 +92,7 @@ def test_a_look_waits_for_what_it_saw(engine, log):
     log.slow = False
     for _ in range(16):
         log.may_go.release()
-    seen = look.result(timeout=30)
+    seen = look.result(timeout=60)
     assert first.done()
     assert second.done()
     assert seen > first.result().column("position")[0].as_py()
@@ -106,8 +106,8 @@ def test_a_failed_sync_refuses_its_round_and_the_one_decided_meanwhile(engine, l
     for _ in range(16):
         log.may_go.release()
     for future in futures:
-        assert future.exception(timeout=30).code == Code.SHARD_STOPPED
-    assert engine.submit(send(0, {"topic": "t"})).exception(timeout=30).code == Code.SHARD_STOPPED
+        assert future.exception(timeout=60).code == Code.SHARD_STOPPED
+    assert engine.submit(send(0, {"topic": "t"})).exception(timeout=60).code == Code.SHARD_STOPPED
     assert engine.status == "stopped"
 
 
@@ -124,8 +124,8 @@ def test_what_a_log_owes_is_done_after_the_answers(engine, log, rounds):
     for _ in range(16):
         log.may_go.release()
     for future in futures:
-        future.result(timeout=30)
-    engine.look(lambda: None).result(timeout=30)  # a round later
+        future.result(timeout=60)
+    engine.look(lambda: None).result(timeout=60)  # a round later
     assert seen == sorted(seen)
     assert seen[0] > 0  # the first round was answered before what it owed was done
     assert len(seen) > 1 or not rounds
@@ -143,11 +143,11 @@ def test_a_log_that_cannot_do_what_it_owes_stops_the_shard_after_the_answers(eng
     log.slow = False
     for _ in range(16):
         log.may_go.release()
-    assert futures[0].result(timeout=30) is not None  # it is durable, so it is answered
+    assert futures[0].result(timeout=60) is not None  # it is durable, so it is answered
     for future in futures[1:]:
-        assert future.exception(timeout=30) is None or future.exception().code == Code.SHARD_STOPPED
-    assert waits.exception(timeout=30).code == Code.SHARD_STOPPED  # nobody has to come for that
-    assert engine.submit(send(0, {"topic": "t"})).exception(timeout=30).code == Code.SHARD_STOPPED
+        assert future.exception(timeout=60) is None or future.exception().code == Code.SHARD_STOPPED
+    assert waits.exception(timeout=60).code == Code.SHARD_STOPPED  # nobody has to come for that
+    assert engine.submit(send(0, {"topic": "t"})).exception(timeout=60).code == Code.SHARD_STOPPED
     assert engine.status == "stopped"
 
 
@@ -169,7 +169,7 @@ def busy_log(engine, log):
 
     engine.shard.observers.append(seen)
     first = engine.submit(send(0, {"topic": "t"}))
-    assert log.begun.acquire(timeout=30)  # the first round is synced beside the writer, for the second waits
+    assert log.begun.acquire(timeout=60)  # the first round is synced beside the writer, for the second waits
     assert not decided.is_set()
     return first, waiting, decided
 
@@ -179,22 +179,22 @@ def test_who_asks_for_little_while_a_round_waits_for_the_disk_enters_that_round(
     """I35: two syncs, the one in the air and the next; not three."""
     first, waiting, decided = busy_log(engine, log)
     log.may_go.release()
-    first.result(timeout=30)
-    assert log.begun.acquire(timeout=30)  # the second round
-    assert decided.wait(30)  # and the third is decided
+    first.result(timeout=60)
+    assert log.begun.acquire(timeout=60)  # the second round
+    assert decided.wait(60)  # and the third is decided
     polite = engine.submit(send(0, {"topic": "t", "body": b"polite"}), source="polite")
     large = engine.submit(send(0, {"topic": "t", "body": bytes(LATE_BYTES)}), source="large")
     log.may_go.release()
-    waiting[0].result(timeout=30)
-    assert log.begun.acquire(timeout=30)
+    waiting[0].result(timeout=60)
+    assert log.begun.acquire(timeout=60)
     assert not polite.done()
     log.may_go.release()
-    waiting[1].result(timeout=30)
-    assert polite.result(timeout=30).column("code")[0].as_py() == 0
-    assert log.begun.acquire(timeout=30)
+    waiting[1].result(timeout=60)
+    assert polite.result(timeout=60).column("code")[0].as_py() == 0
+    assert log.begun.acquire(timeout=60)
     assert not large.done(), "what takes long to decide does not keep the disk waiting"
     log.may_go.release()
-    assert large.result(timeout=30).column("code")[0].as_py() == 0
+    assert large.result(timeout=60).column("code")[0].as_py() == 0
 
 
 class Steps:
@@ -211,7 +211,7 @@ class Steps:
         def run():
             self.happened.append(name)
             self.begun.release()
-            assert self.may_go[name].wait(30)
+            assert self.may_go[name].wait(60)
 
         return run
 
@@ -220,7 +220,7 @@ class Steps:
 
     def begins(self, count=1):
         for _ in range(count):
-            assert self.begun.acquire(timeout=30)
+            assert self.begun.acquire(timeout=60)
 
 
 def test_the_disk_does_not_wait_until_answers_are_given():

@@ -205,8 +205,8 @@ def test_a_writer_that_dies_leaves_nobody_waiting(monkeypatch):
     future = bench.engine.submit(send(0, {}))
     bench.engine.start()
     for waiting in (future, parked):
-        assert waiting.exception(timeout=30).code == Code.SHARD_STOPPED
-    assert bench.engine.submit(send(0, {})).exception(timeout=30).code == Code.SHARD_STOPPED
+        assert waiting.exception(timeout=60).code == Code.SHARD_STOPPED
+    assert bench.engine.submit(send(0, {})).exception(timeout=60).code == Code.SHARD_STOPPED
     assert bench.engine.status == "stopped"
     bench.engine.stop()
 
@@ -249,7 +249,7 @@ def test_snapshots_bound_the_replay_and_restart_to_the_same_state():
     for n in range(30):
         bench.prepare(session, *[{"body": bytes(500), "key": f"{n}"} for _ in range(5)])
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
     before = bench.engine.shard.ledger.snapshot()
     names = [n for n in bench.disk.list() if "snapshot" in n]
     assert names
@@ -270,7 +270,7 @@ def test_retention_drops_old_segments_and_expires_what_is_undecided_in_them():
     for _ in range(4):  # mark, save, drop
         bench.pass_time(61)
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
     assert bench.engine.log.first_position > lost["position"]
     assert len([n for n in bench.disk.list() if "segment" in n or n.endswith(".log")]) < size
     assert bench.end(session, COMMIT, lost["transaction"]) in ([Code.EXPIRED], [Code.UNKNOWN_TRANSACTION])
@@ -288,7 +288,7 @@ def test_retention_also_runs_on_a_broker_that_is_restarted_all_the_time():
         bench.restart()
         bench.pass_time(2)
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
         bench.pass_time(1)
     assert bench.engine.log.first_position > 0
 

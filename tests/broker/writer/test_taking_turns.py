@@ -291,7 +291,7 @@ def test_two_threads_and_a_round_count_the_same_bytes():
         thread.start()
     for thread in threads:
         thread.join()
-    codes = [one.result(30)["code"][0].as_py() for one in answers if not isinstance(one.exception(30), Overloaded)]
+    codes = [one.result(60)["code"][0].as_py() for one in answers if not isinstance(one.exception(60), Overloaded)]
     assert codes
     assert set(codes) == {0}
     assert bench.engine.waiting == (0, 0)

@@ -29,7 +29,7 @@ def live(bench, seconds):
     while (wake := bench.engine.wake_us) < end:
         bench.pass_time(max(wake - bench.clock.now_us(), 0) / 1e6)
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
     bench.pass_time((end - bench.clock.now_us()) / 1e6)
 
 

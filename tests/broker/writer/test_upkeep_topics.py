@@ -26,7 +26,7 @@ def upkeep(bench: Bench, seconds: float = 0.0, times: int = 5) -> None:
     for step in range(times):
         bench.pass_time(seconds if step == 0 else 0.1)
         if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=10)
+            saving.result(timeout=60)
 
 
 def heads(bench: Bench, *topics: str) -> list[int]:

@@ -251,5 +251,5 @@ def test_a_writer_that_dies_while_it_serves_leaves_no_receive_waiting(monkeypatc
     future = bench.engine.submit(send(0, {}))
     bench.engine.start()
     for left in (waiting, future):
-        assert left.exception(timeout=30).code == Code.SHARD_STOPPED
+        assert left.exception(timeout=60).code == Code.SHARD_STOPPED
     bench.engine.stop()
