@@ -127,11 +127,11 @@ def silent(shared, kind, monkeypatch):
 
 def slow(shared, kind, monkeypatch):
     """It is never silent, and never completes a frame."""
-    monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
     with begin(shared, kind) as client:
+        monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
         monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
         rest = frame(kind, 1, b"x" * 1500)
-        while len(rest) > 1 and not select.select([client.socket], [], [], 0.005)[0]:
+        while len(rest) > 1 and not select.select([client.socket], [], [], 0.02)[0]:
             client.send(rest[:1])
             rest = rest[1:]
         assert len(rest) > 1, "it is waited for as long as it drips"
@@ -181,8 +181,8 @@ def endless(shared, kind, monkeypatch):
 
 def half_a_frame(shared, kind, monkeypatch):
     """All but its last byte."""
-    monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
     with begin(shared, kind) as client:
+        monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
         monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
         client.send(WHOLE[kind][:-1])
         assert client.closed() == []

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,7 @@ def test_a_transaction_and_its_delivery_over_the_wire(client):
     ended = client.batch(Exchange.END, batch, {"session": session})
     assert ended["code"].to_pylist() == [Code.COMMITTED, Code.ROLLED_BACK]
     client.act("groups.subscribe", {"group": "c", "topics": ["orders"]})
-    came = client.answer(client.receive(10_000, "c", max_messages=10), Exchange.RECEIVE)
+    came = client.answer(client.receive(60_000, "c", max_messages=10), Exchange.RECEIVE)
     assert came["body"].to_pylist() == [b"1"]
     assert client.read_all({"source": "%op", "columns": ["state"]}) == [{"state": 1}, {"state": 2}]
 
@@ -115,9 +116,9 @@ def test_a_damaged_batch_is_refused_and_the_exchange_goes_on(tmp_path, batch):
     """Through the calls themselves: a client's own library would refuse to write some of these."""
     served = Served(tmp_path / "data")
     try:
-        problem = served.calls.exchange(Exchange.SEND, batch, {}).exception(timeout=10)
+        problem = served.calls.exchange(Exchange.SEND, batch, {}).exception(timeout=60)
         assert problem.code == Code.BAD_BATCH
-        good = served.calls.exchange(Exchange.SEND, outgoing([{}]), {}).result(timeout=10)
+        good = served.calls.exchange(Exchange.SEND, outgoing([{}]), {}).result(timeout=60)
         assert good["code"].to_pylist() == [Code.OK]
         assert good["position"][0].as_py() < 10
     finally:
@@ -220,8 +221,8 @@ def test_bad_receives_get_their_code(client, options):
 def test_garbage_on_the_port_harms_nobody(served, seed):
     chance = np.random.default_rng(seed)
     preface = frames.hello() if seed % 2 else b""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as raw:
-        raw.sendall(preface + chance.bytes(int(chance.integers(1, 100_000))))
+    with suppress(ConnectionError), socket.create_connection(("127.0.0.1", served.port), timeout=60) as raw:
+        raw.sendall(preface + chance.bytes(int(chance.integers(1, 100_000))))  # it may be closed in the middle of it
     assert served.act("hello")["protocol"] == 1
 
 
@@ -248,13 +249,13 @@ def test_a_log_closed_under_a_receive_is_told_as_a_stopping_broker(tmp_path, mon
 
     def late(*arguments):
         reading.set()
-        assert closed.wait(30)
+        assert closed.wait(60)
         return read(*arguments)
 
     monkeypatch.setattr(served.engine.log, "salvage", late)
     monkeypatch.setattr(deliveries, "FEW", 0)  # read by a thread beside the writer, which can stop meanwhile
-    number = client.receive(10_000, "c", max_messages=10)
-    assert reading.wait(30)
+    number = client.receive(60_000, "c", max_messages=10)
+    assert reading.wait(60)
     served.engine.stop()
     closed.set()
     assert client.answer(number).code is Code.SHARD_STOPPED
@@ -290,7 +291,7 @@ def test_large_messages_pass_and_are_delivered_within_the_bytes_asked_for(client
     assert sent["code"].to_pylist() == [0] * 6
     seen, attempts = [], set()
     while len(seen) < 6:
-        batch = client.answer(client.receive(10_000, "c", max_messages=10, max_bytes=7 << 20), Exchange.RECEIVE)
+        batch = client.answer(client.receive(60_000, "c", max_messages=10, max_bytes=7 << 20), Exchange.RECEIVE)
         assert 1 <= batch.num_rows <= 2
         seen += batch["body"].to_pylist()
         attempts |= set(batch["attempt"].to_pylist())

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,8 @@ def holding(hall, peer, shut=pytest.fail):
         hall.leave(held)
 
 
-def test_room_is_waited_for_and_given_back():
+def test_room_is_waited_for_and_given_back(monkeypatch):
+    monkeypatch.setattr(room, "PATIENCE", 600.0)
     hall = Room(100, 10)
     began, done = threading.Event(), threading.Event()
 
@@ -36,9 +38,9 @@ def test_room_is_waited_for_and_given_back():
         hall.take(first, 60)
         thread = threading.Thread(target=second)
         thread.start()
-        assert began.wait(10)
+        assert began.wait(60)
         assert not done.is_set()
-    assert done.wait(10)
+    assert done.wait(60)
     thread.join()
     assert hall.used == 0
 
@@ -64,15 +66,19 @@ def test_without_room_it_is_refused_when_everybody_reads(monkeypatch):
 
 def test_what_waited_for_room_for_too_long_does_not_make_those_behind_it_wait_as_long(monkeypatch):
     """Its client would take the answers for lost."""
-    monkeypatch.setattr(room, "PATIENCE", 0.2)
+    now = [1000.0]
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: now[0]))
     hall = Room(100, 10)
+    monkeypatch.setattr(hall._changed, "wait", lambda seconds: now.__setitem__(0, now[0] + seconds))
     with holding(hall, "a") as first, holding(hall, "b") as second:
         hall.take(first, 60)
         with pytest.raises(Overloaded):
             hall.take(second, 60)
+        assert now[0] == pytest.approx(1000.0 + room.PATIENCE)
         assert hall.patience(second) <= 0.0
         with pytest.raises(Overloaded):
             hall.take(second, 60)
+        assert now[0] == pytest.approx(1000.0 + room.PATIENCE)
         hall.take(second, 40)
         assert hall.patience(first) > 0.0, "it has not waited"
 

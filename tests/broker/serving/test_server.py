@@ -230,7 +230,7 @@ def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(s
         for _ in range(3):
             client.plain(*[bytes(1 << 20)] * 3, sequence=10)
         client.plain(*[bytes([at]) * (1 << 20) for at in range(3)], sequence=20)
-        deaf.receive(0, name, member=1)
+        deaf.receive(0, name, member=1, lease_ms=600_000)
         served.until(lambda: any(c.unsent_bytes for c in list(served.server._clients)))
         deaf.socket.close()
         came = client.answer(client.receive(60_000, name, member=2), Exchange.RECEIVE)
@@ -266,8 +266,8 @@ def test_the_system_asks_whether_a_silent_other_side_is_there():
 
 
 def test_a_client_that_never_greets_is_closed(served, monkeypatch):
-    monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
-    with served.client(greet=False) as silent, served.client(greet=False) as dripping, served.client() as polite:
+    with served.client() as polite, served.client(greet=False) as silent, served.client(greet=False) as dripping:
+        monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
         dripping.send(frames.hello()[:7])
         assert silent.closed() == dripping.closed() == []
         polite.send(frames.ping())
@@ -275,8 +275,8 @@ def test_a_client_that_never_greets_is_closed(served, monkeypatch):
 
 
 def test_a_frame_must_become_whole(served, monkeypatch):
-    monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
     with served.client() as dripping, served.client() as idle:
+        monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
         dripping.send(frame_start(Kind.SEND, 1, 1 << 20) + bytes(100))
         assert dripping.closed() == []
         idle.send(frames.ping())

@@ -89,7 +89,7 @@ def test_metrics_and_health_over_http(tmp_path):
 
 def fetch(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as problem:
         with problem:
@@ -117,7 +117,7 @@ def test_a_page_of_another_site_learns_nothing():
                 ("evil.example", 421), ("evil.example:9090", 421), ("127.0.0.1.evil.example", 421), ("[", 421),
                 (f"127.0.0.1:{server.port}", None), ("localhost", None), ("[::1]:9", None), ("10.0.0.7", None),
             ):  # fmt: skip
-                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
                 connection.request("GET", path, headers={"Host": host})
                 status = connection.getresponse().status
                 connection.close()
@@ -145,6 +145,7 @@ def test_each_topic_and_group_has_its_numbers(tmp_path):
         with bus.consumer("cart", "orders", max_attempts=1) as consumer:
             next(consumer.batches(1)).ack()
             next(consumer.batches(1)).nack(0.0, "spoilt")
+            consumer.flush()
             pages = generate_latest(registry(lambda: {}, lambda: standing(engine))).decode()
     engine.stop()
     values = {}
@@ -173,7 +174,7 @@ def test_serving_in_a_thread_until_told_to_stop(tmp_path):
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert announced.wait(30)
+    assert announced.wait(60)
     stop.set()
     thread.join(60)
     assert codes == [0]

@@ -108,21 +108,28 @@ def test_tls_from_a_transaction_to_its_delivery(secure):
             with bus.producer("p", checker=lambda check: mq.COMMIT).transaction() as txn:
                 txn.send("t", body)
             consumer = bus.consumer("g", "t")
-            [message] = consumer.receive(10, wait=30)
+            [message] = consumer.receive(10, wait=60.0)
             assert message.body == body
             message.ack()
             assert {row["body"] for row in bus.admin.read("t").read_all().to_pylist()} == {body}
 
 
+def says_why(url, text, **given):
+    """A send fails for this reason. A second may be too short for the handshake that gives it."""
+    for timeout in (1, 60):
+        with mq.connect(url, **given) as bus, pytest.raises(mq.Unknown) as caught:
+            bus.producer("p", timeout=timeout).send("t", b"x")
+        if text in str(caught.value):
+            return
+    raise AssertionError(str(caught.value))
+
+
 def test_who_is_not_trusted_or_speaks_no_tls_is_told_so(secure, tmp_path):
     told, trusted = secure
-    with mq.connect(told["url"]) as bus, pytest.raises(mq.Unknown, match="certificate is not trusted"):
-        bus.producer("p", timeout=1).send("t", b"x")
-    with mq.connect(told["url"].replace("escrows", "escrow")) as bus, pytest.raises(mq.Unknown, match="escrows://"):
-        bus.producer("p", timeout=1).send("t", b"x")
+    says_why(told["url"], "certificate is not trusted")
+    says_why(told["url"].replace("escrows", "escrow"), "escrows://")
     with serving(tmp_path / "plain") as plain:
-        with mq.connect(plain["url"], tls=trusted) as bus, pytest.raises(mq.Unknown, match="does the broker speak TLS"):
-            bus.producer("p", timeout=1).send("t", b"x")
+        says_why(plain["url"], "does the broker speak TLS", tls=trusted)
         with mq.connect(plain["url"]) as bus:
             assert bus.admin.health()[0]["status"] == "ok"
 

@@ -18,7 +18,7 @@ from escrowmq.wire.addresses import Address
 @pytest.fixture
 def served(tmp_path):
     broker = Served(tmp_path / "data")
-    broker.calls.exchange(Exchange.SEND, outgoing([{"body": b"x"}] * 3), {}).result(10)
+    broker.calls.exchange(Exchange.SEND, outgoing([{"body": b"x"}] * 3), {}).result(60)
     yield broker
     broker.stop()
 
@@ -31,12 +31,12 @@ def link(served):
 
 
 def test_a_call_to_a_broker_that_stops_is_a_connection_that_broke(served, link):
-    assert link.action("topics.list", {}, 10)["topics"]
+    assert link.action("topics.list", {}, 60)["topics"]
     served.engine.stop()
     for act in (
-        lambda: link.action("topics.list", {}, 10),
+        lambda: link.action("topics.list", {}, 60),
         lambda: list(link.read({"source": "orders", "columns": ["body"]})),
-        lambda: link.exchange(Exchange.SEND, outgoing([{}]), {}).result(10),
+        lambda: link.exchange(Exchange.SEND, outgoing([{}]), {}).result(60),
     ):
         with pytest.raises(Unknown) as caught:
             act()
@@ -57,7 +57,7 @@ def test_who_repeats_an_action_waits_for_the_restart(served, link, monkeypatch):
     told = []
     asking = threading.Thread(target=lambda: told.append(patient_action(link, LIST({}), time.monotonic() + 60)))
     asking.start()
-    assert asked.wait(30)
+    assert asked.wait(60)
     served.stop()
     served.start()
     asking.join(60)
