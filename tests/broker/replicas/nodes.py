@@ -22,7 +22,7 @@ from escrowmq.settings import BrokerSettings
 from escrowmq.testing.partitions import MemoryKafka, MemoryPartitions
 
 SILENCE = 1.0
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Far more than anything here takes: a test waits for what happens, not for this."""
 
 

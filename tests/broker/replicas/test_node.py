@@ -2,16 +2,17 @@
 
 import threading
 import time
+from contextlib import closing
+from itertools import islice
 
 import pytest
-from nodes import SILENCE, OneNode, Shard, until
+from nodes import PATIENCE, SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
 from escrowmq.broker.replicas import node
 from escrowmq.broker.writer import upkeep
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, error
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.log.kafka.replica import CHECK_SECONDS
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.testing.partitions import MemoryKafka
@@ -20,11 +21,16 @@ from escrowmq.wire import Exchange
 
 @pytest.fixture
 def two(tmp_path):
-    shard = Shard(tmp_path, "a", "b")
-    try:
+    """Of which the standby takes over what is released, however long the leader stands still meanwhile."""
+    with closing(Shard(tmp_path, "a", "b", silence=10 * PATIENCE)) as shard:
         yield shard
-    finally:
-        shard.close()
+
+
+@pytest.fixture
+def quick(tmp_path):
+    """Of which the standby takes over after a second without a sign of life."""
+    with closing(Shard(tmp_path, "a", "b")) as shard:
+        yield shard
 
 
 def same(one: Ledger, other: Ledger) -> bool:
@@ -35,7 +41,9 @@ def same(one: Ledger, other: Ledger) -> bool:
 
 def bodies(node: OneNode, group: str = "g") -> list[bytes]:
     with node.bus() as bus, bus.consumer(group, "t") as consumer:
-        return [message.body for message in consumer.messages(idle_timeout=0.3)]
+        stored = bus.admin.read("t", columns=["offset"]).read_all().num_rows
+        messages = islice(consumer.messages(idle_timeout=PATIENCE), stored)
+        return [message.body for message in (*messages, *consumer.messages(idle_timeout=0.3))]
 
 
 def test_one_leads_and_the_other_says_who(two) -> None:
@@ -46,7 +54,7 @@ def test_one_leads_and_the_other_says_who(two) -> None:
     two.level()
     refusals = []
     for call in (
-        lambda: b.link().action("topics.list", {}, 5),
+        lambda: b.link().action("topics.list", {}, 60),
         lambda: b.link().read({"topic": "t"}),
         lambda: b.link().watch(1, print),
     ):
@@ -85,17 +93,17 @@ def test_a_clean_stop_hands_over_at_once_with_everything(two) -> None:
 
 
 @pytest.mark.invariant("I1")
-def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(two) -> None:
-    a, b = two.nodes
+def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(quick) -> None:
+    a, b = quick.nodes
     with a.bus() as bus:
         bus.producer("p").send("t", b"before")
-    two.level()
+    quick.level()
     cut = a.partitions[-1]
     a.change(cut_off=True)
     answers: list[object] = []
     batch = outgoing([{"topic": "t", "body": b"in doubt"}])
     a.link().exchange(Exchange.SEND, batch, {}).add_done_callback(lambda done: answers.append(done.exception()))
-    two.led_by(b)
+    quick.led_by(b)
     with b.bus() as bus:
         bus.producer("q").send("t", b"after")
     for partition in cut.opened:
@@ -103,20 +111,20 @@ def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(two) -> None
     until(lambda: not a.leads, "the fenced leader goes on")
     until(lambda: len(answers) == 1)
     assert getattr(answers[0], "code", None) is Code.SHARD_STOPPED
-    two.level()
+    quick.level()
     assert bodies(b) == [b"before", b"after"]
     until(lambda: a.door.action("hello", {}).get("leader") == b.url)
 
 
 @pytest.mark.invariant("I1")
-def test_looks_of_a_leader_that_cannot_prove_it_are_refused(two) -> None:
-    a, _ = two.nodes
+def test_looks_of_a_leader_that_cannot_prove_it_are_refused(quick) -> None:
+    a, _ = quick.nodes
     with a.bus() as bus:
         bus.producer("p").send("t", b"one")
     a.change(cut_off=True)
     time.sleep(SILENCE)  # the last proof grows old: this is what the bound says
     with pytest.raises(Overloaded) as refused:
-        a.link().action("topics.list", {}, 5)
+        a.link().action("topics.list", {}, 60)
     assert refused.value.code is Code.NOT_LEADER
 
 
@@ -135,7 +143,7 @@ def test_step_down_hands_over_and_is_in_the_record(two) -> None:
     said = a.door.action("step_down", {"epoch": epoch, "by": "ann", "why": "service"})
     assert (said["leader"], said["epoch"]) == (b.url, epoch)
     two.led_by(b)  # its claim is in the log; it opens its door when it has followed up to it
-    assert said["seconds"] < 5
+    assert said["seconds"] < PATIENCE
     (act,) = b.door.action("acts.list", {})["acts"]
     assert (act["act"], act["by"], act["why"]) == ("step_down", "ann", "service")
     assert act["ended"] == {"epoch": epoch, "stepped_down": True}
@@ -231,24 +239,24 @@ def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -
         shard.led_by(b)
         with b.bus() as bus:
             assert bus.admin.commit(half.transaction_id) is Code.COMMITTED
-        assert b"half" in bodies(b)
+            assert b"half" in bus.admin.read("t").read_all()["body"].to_pylist()
     finally:
         shard.close()
 
 
-def test_kafka_away_changes_no_leader(two) -> None:
-    a, b = two.nodes
+def test_kafka_away_changes_no_leader(quick) -> None:
+    a, b = quick.nodes
     with a.bus() as bus:
         bus.producer("p").send("t", b"one")
-    two.level()
-    two.kafka.set_away(True)
+    quick.level()
+    quick.kafka.set_away(True)
     until(lambda: "Kafka does not answer" in b.door.action("health", {})["reason"])
     assert a.door.action("health", {})["status"] in ("ok", "standby")
-    two.kafka.set_away(False)
-    two.led_by(a)
+    quick.kafka.set_away(False)
+    quick.led_by(a)
     with a.bus() as bus:
         bus.producer("p").send("t", b"two")
-    two.level()
+    quick.level()
     assert (a.leads, b.leads) == (True, False)
 
 
@@ -279,7 +287,8 @@ def test_a_node_starts_while_kafka_is_away_says_so_once_and_follows(tmp_path, ca
         shard.close()
 
 
-def test_a_node_that_waits_for_kafka_stops_at_once(tmp_path) -> None:
+def test_a_node_that_waits_for_kafka_stops_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("escrowmq.log.kafka.replica.CHECK_SECONDS", PATIENCE)
     shard = Shard(tmp_path)
     shard.kafka.set_away(True)
     a = OneNode.__new__(OneNode)
@@ -289,7 +298,7 @@ def test_a_node_that_waits_for_kafka_stops_at_once(tmp_path) -> None:
     before = time.monotonic()
     a.stop()
     began.join()
-    assert time.monotonic() - before < CHECK_SECONDS / 2  # it would be waited for until then
+    assert time.monotonic() - before < PATIENCE  # it would be waited for until then
     assert a.node.failure is None
 
 

@@ -5,9 +5,10 @@ and a leader that was asleep.
 import logging
 import threading
 import time
+from itertools import islice
 
 import pytest
-from nodes import OneNode, Shard, until
+from nodes import PATIENCE, OneNode, Shard, until
 
 import escrowmq as mq
 from escrowmq.broker.replicas.proof import LeaderProof
@@ -25,7 +26,9 @@ class Dies(BaseException):
 
 def bodies(node: OneNode) -> list[bytes]:
     with node.bus() as bus, bus.consumer("g", "t") as consumer:
-        return [message.body for message in consumer.messages(idle_timeout=0.3)]
+        stored = bus.admin.read("t", columns=["offset"]).read_all().num_rows
+        messages = islice(consumer.messages(idle_timeout=PATIENCE), stored)
+        return [message.body for message in (*messages, *consumer.messages(idle_timeout=0.3))]
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_node_that_dies_within_its_take_over_is_followed_by_the_next(tmp_path,
 
         failpoint(Failpoint(place, 1, die))
         a.change(cut_off=True)
-        assert died.wait(20)
+        assert died.wait(60)
         until(lambda: any(node.node.ended for node in shard.nodes[1:]))
         (dead,) = (node for node in shard.nodes[1:] if node.node.ended)
         (left,) = (node for node in shard.nodes[1:] if node is not dead)
@@ -91,7 +94,7 @@ def test_both_nodes_started_anew_at_one_moment_have_one_leader_and_everything(tm
 
 
 def test_others_go_on_before_a_leader_that_stops_has_saved_its_snapshot(tmp_path, monkeypatch) -> None:
-    shard = Shard(tmp_path, "a", "b")
+    shard = Shard(tmp_path, "a", "b", silence=10 * PATIENCE)
     saves, real = [], KafkaLog.save_snapshot
     try:
         a, b = shard.nodes
