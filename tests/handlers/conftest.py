@@ -12,7 +12,7 @@ import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.handlers import App
 
-QUICK: dict[str, Any] = {"retry_backoff": 0.01, "retry_backoff_max": 0.01, "max_attempts": 3}
+QUICK: dict[str, Any] = {"retry_backoff": 0.01, "retry_backoff_max": 0.01, "max_attempts": 3, "lease_seconds": 600.0}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def bus(tmp_path: Path) -> Iterator[mq.Bus]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 60.0})
     effects.metadata.create_all(engine)
     outbox.migrate(engine)
     yield engine

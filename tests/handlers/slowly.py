@@ -10,7 +10,7 @@ app = App()
 folder = Path(os.environ["SLOWLY"])
 
 
-@app.handler("slow", group="slow")
+@app.handler("slow", group="slow", lease=600.0)
 def wait(name: str) -> None:
     (folder / f"{name}.begun").touch()
     while not (folder / "go").exists():

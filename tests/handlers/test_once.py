@@ -98,7 +98,7 @@ def test_batches_get_what_is_new(app: App, bus: mq.Bus, engine: sa.Engine, ids: 
 
 @pytest.mark.parametrize("kind", ["session", "connection", "sessionmaker"])
 async def test_the_same_to_await(app: App, tmp_path: Path, engine: sa.Engine, ids: Ids, kind: str) -> None:
-    later = create_async_engine(f"sqlite+aiosqlite:///{engine.url.database}")
+    later = create_async_engine(f"sqlite+aiosqlite:///{engine.url.database}", connect_args={"timeout": 60.0})
     if kind == "connection":
 
         @app.handler("orders", group="g", once=later)

@@ -273,10 +273,10 @@ def test_a_consumer_rejects(bus: mq.Bus) -> None:
     for body in (b"a", b"b", b"c"):
         producer.send("orders", body, queue=0)
     with bus.consumer("g", "orders") as consumer:
-        first, *_ = consumer.receive(1)
+        first, *_ = consumer.receive(1, wait=60.0)
         first.reject("bad message")
         consumer.flush()
-        for batch in consumer.batches(idle_timeout=5):
+        for batch in consumer.batches(idle_timeout=60.0):
             batch.reject("bad batch")
             break
         consumer.flush()

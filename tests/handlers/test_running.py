@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 import escrowmq as mq
+from escrowmq.broker import embedded
 from escrowmq.client.bus import Bus
+from escrowmq.client.consuming import consumption
 from escrowmq.errors import Code, Misuse, error
-from escrowmq.handlers import App, Handled
+from escrowmq.handlers import App, Handled, working
+from escrowmq.platform.clock import SystemClock
 from escrowmq.testing.link import TwinLink
 
 
@@ -162,42 +165,81 @@ def test_messages_of_one_key_come_in_order_and_never_side_by_side(app: App, bus:
     assert sorted(number for numbers in seen.values() for number in numbers) == list(range(60))
 
 
+LEASE = 600.0
+
+
+class Clock(SystemClock):
+    """The broker's clock, which a test moves on."""
+
+    ahead_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.ahead_us
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the broker that the fixture ``bus`` opens: ask for it first. Leases are extended all the time."""
+    made = Clock()
+    monkeypatch.setattr(embedded, "SystemClock", lambda: made)
+    monkeypatch.setattr(working, "EXTENSIONS", LEASE / 0.02)
+    return made
+
+
 @pytest.mark.parametrize("kind", ["plain", "awaited"])
-def test_a_handler_that_needs_longer_than_the_lease_runs_once(app: App, bus: mq.Bus, kind: str) -> None:
+def test_a_handler_that_needs_longer_than_the_lease_runs_once(
+    app: App, clock: Clock, bus: mq.Bus, kind: str, eventually: Callable[..., Any]
+) -> None:
     """Another consumer of the group sees nothing of it, although several leases pass."""
     begun: list[bytes] = []
     finish = threading.Event()
 
     if kind == "plain":
 
-        @app.handler("orders", group="g", lease=0.6)
+        @app.handler("orders", group="g", lease=LEASE)
         def plain(body: bytes) -> None:
             begun.append(body)
             finish.wait()
     else:
 
-        @app.handler("orders", group="g", lease=0.6)
+        @app.handler("orders", group="g", lease=LEASE)
         async def awaited(body: bytes) -> None:
             begun.append(body)
             await asyncio.to_thread(finish.wait)
 
     results = Results()
     bus.producer("p").send("orders", b"slow")
-    with app.running(bus, on_handled=results), bus.consumer("g", "orders", lease=0.6) as other:
+
+    def end_us() -> int:
+        """When the lease ends, as it is now."""
+        return max(held["deadline_us"] for member in bus.admin.members("g") for held in member["held"])
+
+    came = []
+    with app.running(bus, on_handled=results), bus.consumer("g", "orders", lease=LEASE) as other:
         while not begun:
             threading.Event().wait(0.01)
-        came = [message.body for message in other.messages(idle_timeout=3.0)]
+        for _ in range(9):
+            clock.ahead_us += round(LEASE / 3 * 1e6)
+            extended_us = clock.now_us() + round(0.9 * LEASE * 1e6)
+            eventually(lambda least=extended_us: end_us() >= least, 60.0)
+            came += other.receive(1)
         finish.set()
         (done,) = results.take(1)
     assert came == []
     assert (begun, done.outcome, done.message.attempt) == ([b"slow"], "acked", 1)
 
 
-def test_messages_behind_a_slow_one_go_to_another_process(app: App, bus: mq.Bus) -> None:
-    """What waits here for two thirds of a lease goes back, its attempt not counted."""
+def test_messages_behind_a_slow_one_go_to_another_process(
+    app: App, bus: mq.Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits here for a part of a lease goes back, its attempt not counted. The part is small here, so that the
+    lease can be long."""
+    assert consumption.KEPT < 1
+    monkeypatch.setattr(consumption, "KEPT", 0.3 / LEASE)
+    monkeypatch.setattr(working, "EXTENSIONS", LEASE / 0.1)
     begun, finish = threading.Event(), threading.Event()
 
-    @app.handler("orders", group="g", lease=0.6)
+    @app.handler("orders", group="g", lease=LEASE)
     def handle(body: bytes) -> None:
         begun.set()
         finish.wait()
@@ -208,7 +250,7 @@ def test_messages_behind_a_slow_one_go_to_another_process(app: App, bus: mq.Bus)
     results = Results()
     with app.running(bus, on_handled=results):
         begun.wait()
-        with bus.consumer("g", "orders", lease=60.0) as other:
+        with bus.consumer("g", "orders", lease=LEASE) as other:
             came = []
             for message in other:
                 came.append((message.body, message.attempt))
