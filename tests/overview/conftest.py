@@ -23,7 +23,8 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., mq.Bus]]:
     buses: list[mq.Bus] = []
 
     def open_bus(name: str = "data", **settings: Any) -> mq.Bus:
-        given = {"default_queues": 1, "retry_backoff": NEVER, "retry_backoff_max": NEVER, **settings}
+        later = dict.fromkeys(("retry_backoff", "retry_backoff_max", "lease_seconds", "transaction_timeout"), NEVER)
+        given = {"default_queues": 1, **later, **settings}
         buses.append(mq.connect(f"file:{tmp_path / name}", **given))
         return buses[-1]
 

@@ -4,6 +4,7 @@ it waits.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def test_an_edited_message_is_found_by_its_id_and_says_what_it_replaced(opened: 
     bus.producer("shop").send("orders", b"poison", message_id="old")
     bus.consumer("other", "orders").close()
     with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
-        for message in consumer.receive(1, wait=30.0):
+        for message in consumer.receive(1, wait=60.0):
             message.nack(0.0, "poison")
         consumer.flush()
     (letter,) = bus.admin.dead_letters("cart")
@@ -89,7 +90,7 @@ def test_an_edited_message_is_found_by_its_id_and_says_what_it_replaced(opened: 
     assert "a typo" in said(story, "edited")
     assert (story.waits, story.body) == (True, "cured")
     with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
-        for message in consumer.receive(1, wait=30.0):
+        for message in consumer.receive(1, wait=60.0):
             message.ack()
         consumer.flush()
     story = the_one(bus, "new")
@@ -127,17 +128,18 @@ def test_a_transaction_that_its_producer_decides(opened: Open) -> None:
 
 def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> None:
     bus = opened(transaction_timeout=0.05, check_interval=0.05)
-    answers = iter([mq.UNKNOWN, mq.COMMIT])
+    answers = itertools.chain([mq.UNKNOWN], itertools.repeat(mq.COMMIT))
     producer = bus.producer("shop", checker=lambda _: next(answers))
     producer.prepare("orders", b"", message_id="m")
     until(lambda: not bus.admin.transactions("open"))
     story = the_one(bus, "m")
-    # On a busy machine the second check is sent before the first answer comes.
-    assert sorted(words(story)) == sorted(["prepared", "checked", "answered", "checked", "committed", "placed"])
-    assert words(story)[-2:] == ["committed", "placed"]
-    first, second = (event.sentence for event in story.events if event.event == "checked")
-    assert first.endswith("check 1; no answer, or the answer was UNKNOWN.")
-    assert second.endswith("check 2; the answer decided it.")
+    # On a busy machine the next check is sent before the answer to the one before comes.
+    checked = [event.sentence for event in story.events if event.event == "checked"]
+    rest = [word for word in words(story) if word != "checked"]
+    assert (rest[0], sorted(rest[1:-2]), rest[-2:]) == ("prepared", ["answered"], ["committed", "placed"])
+    assert len(checked) >= 2
+    assert checked[0].endswith("check 1; no answer, or the answer was UNKNOWN.")
+    assert checked[-1].endswith(f"check {len(checked)}; the answer decided it.")
     assert said(story, "committed").startswith("Committed by the answer to a check (session ")
 
 
@@ -241,10 +243,10 @@ def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
         waiting = the_one(bus, "m1").why
         text = "Group cart has not received it yet, and no consumer requests messages now"
         assert waiting == f"{text} (1 message of its queue comes first)."
-        dead, failed, acked, leased, released = consumer.receive(5, wait=5.0)
+        dead, failed, acked, leased, released = consumer.receive(5, wait=60.0)
         dead.nack(delay=0.0, cause="ValueError: one")
         consumer.flush()
-        (dead,) = consumer.receive(1, wait=5.0)
+        (dead,) = consumer.receive(1, wait=60.0)
         dead.nack(cause="ValueError: two")
         failed.nack()
         acked.ack()
@@ -279,7 +281,7 @@ def test_two_groups_and_the_one_that_is_worst_off_comes_first(opened: Open) -> N
     bus = opened()
     bus.producer("shop").send("orders", b"", message_id="m")
     with bus.consumer("cart", "orders", max_attempts=1) as consumer:
-        consumer.receive(1, wait=5.0)[0].nack(cause="no")
+        consumer.receive(1, wait=60.0)[0].nack(cause="no")
         consumer.flush()
     bus.consumer("other", "orders").close()
     story = the_one(bus, "m")
@@ -295,7 +297,7 @@ def test_in_order_it_waits_behind_the_one_of_its_key(opened: Open) -> None:
     bus = opened()
     bus.producer("shop").send_batch([mq.Message("orders", b"", key="k", message_id=f"m{n}") for n in range(2)])
     with bus.consumer("cart", "orders", ordered=True) as consumer:
-        consumer.receive(2, wait=5.0)[0].nack()
+        consumer.receive(2, wait=60.0)[0].nack()
         consumer.flush()
     assert the_one(bus, "m1").why == ("Group cart keeps the order of each key: it waits behind failed offset 0.")
 
@@ -306,7 +308,7 @@ def test_what_is_in_doubt_and_what_a_tag_passes_over(opened: Open) -> None:
     bus.consumer("tagged", "orders", tags="mine").close()
     assert the_one(bus, "m").why == "It does not wait: group tagged will skip it because of its tag."
     held = bus.consumer("held", "orders", in_doubt="hold", instance="one")
-    held.receive(1, wait=5.0)
+    held.receive(1, wait=60.0)
     with bus.consumer("held", "orders", in_doubt="hold", instance="one"):
         story = the_one(bus, "m")
     assert story.state == "in_doubt"
@@ -331,7 +333,7 @@ def test_a_group_at_its_limits(opened: Open) -> None:
     bus.producer("shop").send("orders", b"", message_id="held")
     with bus.consumer("cart", "orders") as consumer:
         bus.admin.limit_group("cart", in_flight=1)
-        (held,) = consumer.receive(1, wait=5.0)
+        (held,) = consumer.receive(1, wait=60.0)
         bus.producer("shop").send("orders", b"", message_id="m")
         assert the_one(bus, "m").why.startswith("Group cart is at its limits: it receives more when")
         held.ack()
@@ -410,7 +412,7 @@ def test_who_acted_is_looked_up_for_the_last_acts_only(opened: Open, monkeypatch
     bus.producer("shop").send("orders", b"", message_id="m")
     with bus.consumer("cart", "orders", max_attempts=1) as consumer:
         for _ in range(2):
-            consumer.receive(1, wait=5.0)[0].nack(cause="no")
+            consumer.receive(1, wait=60.0)[0].nack(cause="no")
             consumer.flush()
             bus.admin.retry_dead_letters("cart", why="again")
     first, last = (event.sentence for event in the_one(bus, "m").events if event.event == "retried")

@@ -27,7 +27,7 @@ from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import State, trans_driven, trans_message, trans_relay
 from escrowmq.overview import Cause, status, waiting
-from escrowmq.overview.waits import brokers, grouping
+from escrowmq.overview.waits import brokers, databases, grouping
 from escrowmq.overview.waits.grouping import mask
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.memory_target import MemoryTarget
@@ -91,7 +91,7 @@ def test_dead_letters_by_their_cause(opened: Open, monkeypatch: pytest.MonkeyPat
     bus = opened()
     bus.producer("shop").send_batch([mq.Message("orders", b"", key=f"k{n}") for n in range(7)])
     with bus.consumer("cart", "orders", max_attempts=1) as consumer:
-        for number, message in enumerate(consumer.receive(7, wait=5.0)):
+        for number, message in enumerate(consumer.receive(7, wait=60.0)):
             message.nack(cause=f"ValueError: order {number} is bad" if number < 4 else "TimeoutError\nat line 3")
         consumer.flush()
     first, second = waiting(bus)
@@ -114,7 +114,7 @@ def test_groups_that_lag(opened: Open, until: Until, kind: str) -> None:
     bus = opened()
     bus.producer("shop").send_batch([mq.Message("orders", b"") for _ in range(2)])
     with bus.consumer("cart", "orders", prefetch=1) as consumer:
-        taken = consumer.receive(1 if kind == "are behind" else 2, wait=5.0)
+        taken = consumer.receive(1 if kind == "are behind" else 2, wait=60.0)
         if kind in ("there is no consumer", "failed and are delivered again"):
             for message in taken:
                 message.nack()
@@ -150,7 +150,7 @@ def test_a_group_with_limits(opened: Open, until: Until) -> None:
     bus.producer("shop").send_batch([mq.Message("orders", b"")] * 3)
     with bus.consumer("cart", "orders") as consumer:
         bus.admin.limit_group("cart", in_flight=1)
-        assert len(consumer.receive(3, wait=5.0)) == 1
+        assert len(consumer.receive(3, wait=60.0)) == 1
         until(lambda: waiting(bus, lag_seconds=0.0))
         cause = the_one(bus, lag_seconds=0.0)
         assert (cause.cause, cause.needs_person) == ("its consumers are behind, and the group has limits", False)
@@ -193,7 +193,8 @@ def write(engine: sa.Engine, key: str | None = None, count: int = 1) -> None:
             outbox.send_tx(connection, "orders", b"body", key=key)
 
 
-def test_rows_that_nobody_sends(opened: Open, shop: sa.Engine) -> None:
+def test_rows_that_nobody_sends(opened: Open, shop: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "LATE_SECONDS", NEVER)
     bus = opened()
     write(shop, count=3)
     assert waiting(bus, [shop]) == []  # they are young
@@ -217,7 +218,7 @@ def test_rows_that_are_refused_and_what_they_hold(opened: Open, shop: sa.Engine)
     target.answer = lambda taken: Code.BODY_TOO_LARGE if taken.key == "k" else Code.BAD_DELAY
     write(shop, "k", 3)
     write(shop)
-    Relay(shop, target, redeliveries=1, redelivery_interval=NEVER).drain(0.1)
+    Relay(shop, target, redeliveries=1, redelivery_interval=NEVER).drain(60.0)
     found = {(cause.kind, cause.cause.partition(":")[0]): short(cause)[2:] for cause in waiting(bus, [shop])}
     assert found == {
         ("outbox", "BODY_TOO_LARGE"): (1, False),
@@ -236,7 +237,10 @@ def test_rows_that_are_refused_and_what_they_hold(opened: Open, shop: sa.Engine)
     assert causes[0].selection["state"] == "waiting"
 
 
-def test_stuck_and_unfinished_transactions_of_producers(opened: Open, shop: sa.Engine) -> None:
+def test_stuck_and_unfinished_transactions_of_producers(
+    opened: Open, shop: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "LATE_SECONDS", NEVER)
     now_us = time.time_ns() // 1000
     rows = [
         {"id": bytes([n]) * 16, "producer_group": "shop", "state": stage.value, "topic": "orders", "body": b"",
