@@ -23,9 +23,9 @@ def fail(
 ) -> list[int]:
     """Whatever a group gets fails, until that were so many messages; their bodies."""
     found: list[int] = []
-    with bus.consumer(group, topic, max_attempts=1) as consumer:
+    with bus.consumer(group, topic, max_attempts=1, lease=600.0) as consumer:
         while len(found) < count:
-            for message in consumer.receive(5000, wait=10.0):
+            for message in consumer.receive(5000, wait=60.0):
                 number = int(message.body)
                 message.nack(0.0, causes[number % len(causes)])
                 found.append(number)

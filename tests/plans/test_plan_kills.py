@@ -43,7 +43,7 @@ class Served:
         log.write_text("")
         words = ["serve", "-d", str(self.folder), "-l", self.address, "--json"]
         self.pid = self._zygote.start("command", failpoint, log=log, words=words)
-        self._eventually(lambda: '"url"' in log.read_text())
+        self._eventually(lambda: '"url"' in log.read_text(), 60.0)
 
     def gone(self) -> None:
         """Wait until it has died."""
@@ -116,10 +116,10 @@ def test_a_run_of_twenty_thousand_killed_at_every_step_does_each_once(
         assert set(counts) == frozen(bus, plans, plan.id)
         assert set(counts.values()) == {1}
         assert not bus.admin.dead_letters("cart")
-        with bus.consumer("cart", "orders") as consumer:
+        with bus.consumer("cart", "orders", lease=600.0) as consumer:
             numbers: list[int] = []
             while len(numbers) < MANY:
-                for message in consumer.receive(5000, wait=10.0):
+                for message in consumer.receive(5000, wait=60.0):
                     numbers.append(int(message.body))
                     message.ack()
             assert consumer.receive(10, wait=0.1) == []

@@ -189,11 +189,11 @@ def test_of_two_runs_at_once_the_second_is_refused_and_a_stop_is_gone_on_with(bu
 
     def told(report: Any) -> None:
         there.set()
-        assert go.wait(30.0)
+        assert go.wait(60)
 
     runner = threading.Thread(target=lambda: reports.append(plans.run(plan.id, bus, ramp=QUICK, progress=told)))
     runner.start()
-    assert there.wait(30.0)
+    assert there.wait(60)
     assert plans.get(plan.id).state == "running"
     with pytest.raises(mq.Rejected, match="already running"):
         plans.run(plan.id, bus)
@@ -201,7 +201,7 @@ def test_of_two_runs_at_once_the_second_is_refused_and_a_stop_is_gone_on_with(bu
         plans.delete(plan.id)
     assert plans.stop(plan.id)
     go.set()
-    runner.join(30.0)
+    runner.join(60)
     assert [(one.state, one.next) for one in reports] == [("stopped", 1)]
     assert (plans.get(plan.id).state, plans.stop(plan.id)) == ("stopped", False)
     report = plans.run(plan.id, bus, ramp=AT_ONCE)

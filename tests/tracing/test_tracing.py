@@ -187,7 +187,7 @@ async def test_settlements_of_tasks_and_batches_are_linked_too(
             await batch.ack()
             break
         await producer.send("orders", b"3")
-        (message,) = await consumer.receive(1, wait=30)
+        (message,) = await consumer.receive(1, wait=60.0)
         await message.extend(30)
         await message.nack()
         await consumer.close()
