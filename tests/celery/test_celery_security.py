@@ -37,7 +37,8 @@ def test_tls_and_a_token_with_the_rights_of_a_service(tmp_path: Path, make_worke
         url = server.url.replace("escrow:", "escrows:")
         with Connection(url, connect_timeout=0.5) as stranger, pytest.raises(stranger.connection_errors):
             stranger.connect()
-        with Connection(url, transport_options={"tls": str(trusted)}) as unknown, pytest.raises(Denied):
+        given = {"transport_options": {"tls": str(trusted)}, "connect_timeout": 60}
+        with Connection(url, **given) as unknown, pytest.raises(Denied):
             unknown.connect()
         workers: Workers = make_workers(url, tls=str(trusted), token_file=str(token_file))
         workers.start(pool)
@@ -45,7 +46,7 @@ def test_tls_and_a_token_with_the_rights_of_a_service(tmp_path: Path, make_worke
         workers.wait_for("ended t")
         until(lambda: " ready." in workers.log(), "a worker with remote control")
         options = {"tls": str(trusted), "token_file": str(token_file)}
-        with Connection(url, transport_options=options) as connection:
+        with Connection(url, transport_options=options, connect_timeout=60) as connection:
             exchange = Exchange("news", type="fanout")
             taking = Taking(connection, Queue("news-mine", exchange, auto_delete=True))
             Producer(connection).publish("now", exchange=exchange)
@@ -55,7 +56,8 @@ def test_tls_and_a_token_with_the_rights_of_a_service(tmp_path: Path, make_worke
 
 def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with escrow.serving(tmp_path, "--socket", str(path)), Connection(f"escrow+unix://{path}") as connection:
+    url = f"escrow+unix://{path}"
+    with escrow.serving(tmp_path, "--socket", str(path)), Connection(url, connect_timeout=60) as connection:
         publish(connection, work_queue("q"), "x")
         message = work_queue("q")(connection.default_channel).get()
         assert message.payload == "x"

@@ -23,14 +23,14 @@ from escrowmq_lab.servers.process import free_port
 
 @pytest.fixture
 def connection(shared_broker: str) -> Iterator[Connection]:
-    with Connection(shared_broker) as connection:
+    with Connection(shared_broker, connect_timeout=60) as connection:
         yield connection
 
 
 @pytest.fixture
 def other(shared_broker: str) -> Iterator[Connection]:
     """Another process, as far as kombu knows."""
-    with Connection(shared_broker) as connection:
+    with Connection(shared_broker, connect_timeout=60) as connection:
         yield connection
 
 
@@ -60,7 +60,7 @@ class Taking:
         )
         self.consumer.consume()
 
-    def drain(self, count: int, timeout: float = 30.0) -> list[Any]:
+    def drain(self, count: int, timeout: float = 60.0) -> list[Any]:
         """The bodies of ``count`` more messages."""
         have = len(self.messages)
         while len(self.messages) < have + count:
@@ -120,7 +120,7 @@ def test_closing_returns_what_is_not_acknowledged_without_counting_an_attempt(
     connection: Connection, shared_broker: str, bus: mq.Bus, t: str
 ) -> None:
     publish(connection, work_queue(t), *range(6))
-    with Connection(shared_broker, transport_options={"lease": 3600.0}) as first:
+    with Connection(shared_broker, transport_options={"lease": 3600.0}, connect_timeout=60) as first:
         taking = Taking(first, work_queue(t), prefetch=4)
         taking.drain(2)
         taking.messages[0].ack()
@@ -228,7 +228,7 @@ def test_a_repeated_publish_makes_no_copy(connection: Connection, bus: mq.Bus, t
     taking = Taking(connection, Queue(t))
     taking.consumer.channel.connection
     assert [message.body for message in taking.messages] == []
-    taking.connection.drain_events(timeout=30)
+    taking.connection.drain_events(timeout=60)
     taking.get_nothing(1.5)
     taking.messages[0].ack()
     taking.close()
@@ -236,7 +236,7 @@ def test_a_repeated_publish_makes_no_copy(connection: Connection, bus: mq.Bus, t
 
 
 def test_an_eta_is_waited_for_at_the_broker(timed_broker: TimedBroker, t: str) -> None:
-    with Connection(timed_broker.url) as connection:
+    with Connection(timed_broker.url, connect_timeout=60) as connection:
         eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         publish(connection, work_queue(t), "later", headers={"eta": eta})
         taking = Taking(connection, work_queue(t))
@@ -257,7 +257,7 @@ def test_a_text_body_can_be_read_by_people(connection: Connection, bus: mq.Bus, 
     assert rows[0]["properties"] == [("task", "shop.ship"), ("id", "17")]
     taking = Taking(connection, work_queue(t))
     taking.consumer.accept = {"application/json", "application/x-python-serialize"}
-    until(lambda: not connection.drain_events(timeout=30) and len(taking.messages) == 2, "both")
+    until(lambda: not connection.drain_events(timeout=60) and len(taking.messages) == 2, "both")
     assert [message.decode() for message in taking.messages if message.content_type == "application/json"]
     assert taking.messages[1].body
     taking.close()
@@ -267,7 +267,7 @@ def test_two_threads_publish_and_acknowledge(connection: Connection, shared_brok
     queue = work_queue(t)
 
     def send(part: int) -> None:
-        with Connection(shared_broker) as own:
+        with Connection(shared_broker, connect_timeout=60) as own:
             publish(own, queue, *range(part * 100, part * 100 + 100))
 
     threads = [threading.Thread(target=send, args=(part,)) for part in range(2)]
@@ -276,7 +276,7 @@ def test_two_threads_publish_and_acknowledge(connection: Connection, shared_brok
     for thread in threads:
         thread.start()
     while acked < 200:
-        connection.drain_events(timeout=30)
+        connection.drain_events(timeout=60)
         acks = [threading.Thread(target=message.ack) for message in taking.messages[acked:]]
         for ack in acks:
             ack.start()
@@ -302,8 +302,8 @@ def test_the_transport_is_found_by_its_name_too(shared_broker: str, t: str) -> N
     assert escrowmq.celery.Transport.driver_type == "escrow"
     host, port = shared_broker.removeprefix("escrow://").split(":")
     for found in (
-        Connection(shared_broker, transport="escrowmq.celery:Transport"),
-        Connection(host, port=int(port), transport="escrowmq.celery:Transport"),
+        Connection(shared_broker, transport="escrowmq.celery:Transport", connect_timeout=60),
+        Connection(host, port=int(port), transport="escrowmq.celery:Transport", connect_timeout=60),
     ):
         with found:
             publish(found, work_queue(t), "x")

@@ -6,6 +6,6 @@ import django_project
 from django.core.management import execute_from_command_line
 
 if __name__ == "__main__":
-    quick = {"lease": 1.0}
-    django_project.configure(sys.argv.pop(1), tasks=quick, ESCROWMQ={"RELAY": quick})
+    # A task whose worker stands still must not run twice; lanes of a relay may change hands.
+    django_project.configure(sys.argv.pop(1), tasks={"lease": 30.0}, ESCROWMQ={"RELAY": {"lease": 1.0}})
     execute_from_command_line(sys.argv)
