@@ -41,8 +41,8 @@ def main() -> None:
             command = [sys.executable, "-m", "escrowmq", "reconcile", "--url", ours.url, "--json", "--grace", "0s"]
             command += ["--rocketmq", f"{address}/{TOPIC}", "--topic", TOPIC]
             command += ["--group", GROUP, "--copy", str(folder / "copy")]
-            kill_after_first_file([*command, "--quiet", "10s"], folder / "copy")
-            print(json.dumps([reconcile(command), reconcile([*command, "--quiet", "6s"])]))
+            kill_after_first_file([*command, "--quiet", "20s"], folder / "copy")
+            print(json.dumps([reconcile(command), reconcile([*command, "--quiet", "20s"])]))
     except Absent as absent:
         print(json.dumps({"absent": str(absent)}))
 

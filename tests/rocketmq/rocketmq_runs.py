@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from queue import Queue
@@ -17,11 +18,13 @@ from forked import Forked
 QUICK: dict[str, Any] = {
     "transaction_timeout": 0.1,
     "check_interval": 0.1,
-    "check_max": 1000,
+    "check_max": 10_000,
     "retry_backoff": 0.02,
     "lease_seconds": 30.0,
 }
 """Settings under which check-back and redelivery come to pass within a test."""
+PATIENCE = 90.0
+"""Seconds after which something that should happen has surely not happened."""
 
 
 class GatewayProcess:
@@ -63,7 +66,7 @@ class RawClient:
         self._streams: list[Queue[Any]] = []
 
     def call(self, name: str, request: Any) -> Any:
-        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=60)
+        return getattr(self.stub, name)(request, metadata=self.metadata, timeout=PATIENCE)
 
     def message(self, topic: str, body: bytes = b"body", **system: Any) -> Any:
         properties = system.pop("properties", {})
@@ -88,8 +91,17 @@ class RawClient:
         )
         return int(self.call("EndTransaction", request).status.code)
 
-    def receive(self, group: str, topic: str, wait: float = 20.0, invisible: float = 60.0, **more: Any) -> list[Any]:
-        """Return the messages of one receive; asserts the order of the stream."""
+    def receive(self, group: str, topic: str, wait: float | None = None, **more: Any) -> list[Any]:
+        """Return the messages of one receive; asserts the order of the stream. Without ``wait`` it is repeated while
+        there are no messages, for :data:`PATIENCE`."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found = self._receive(group, topic, 20.0 if wait is None else wait, **more)
+            is_empty = not found and self.status.code == definition.MESSAGE_NOT_FOUND
+            if wait is not None or not is_empty or time.monotonic() > deadline:
+                return found
+
+    def _receive(self, group: str, topic: str, wait: float, invisible: float = 600.0, **more: Any) -> list[Any]:
         request = service.ReceiveMessageRequest(
             group=definition.Resource(name=group),
             message_queue=definition.MessageQueue(topic=definition.Resource(name=topic)),

@@ -112,7 +112,7 @@ def secured(tmp_path: Path) -> Iterator[tuple[str, RightsFile, Path]]:
         f'[keys.{name}]\nsecret = "{name}-secret"\ntoken = "{token}"\n' for name, token in (("S", shop), ("C", cart))
     )
     path = write(tmp_path / "keys.toml", text)
-    with guarded(tmp_path, rights, transaction_timeout=0.1, check_interval=0.1) as broker:
+    with guarded(tmp_path, rights, transaction_timeout=0.1, check_interval=0.1, check_max=10_000) as broker:
         yield f"escrow://127.0.0.1:{broker.port}", rights, path
 
 

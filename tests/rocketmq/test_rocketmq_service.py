@@ -49,7 +49,7 @@ def test_a_message_goes_out_and_in_with_all_its_fields(raw: RawClient, topic: st
 def test_fields_are_the_same_for_the_brokers_own_clients(raw: RawClient, bus: mq.Bus, topic: str) -> None:
     sent = raw.message(topic, b"one", tag="t", keys=["k"], properties={"a": "b"})
     raw.send(sent)
-    (own,) = bus.consumer(f"own-{topic}", topic).receive(1, wait=30.0)
+    (own,) = bus.consumer(f"own-{topic}", topic).receive(1, wait=60.0)
     assert (own.body, own.key, own.tag, own.properties) == (b"one", "k", "t", {"a": "b"})
     assert "01" + own.message_id.hex().upper() == sent.system_properties.message_id
     receipt = bus.producer("shop").send(topic, b"two", key="k", tag="t", properties={"c": "d"})
@@ -137,9 +137,9 @@ def test_a_delayed_message(raw: RawClient, topic: str) -> None:
     due = time.time() + 1.0
     message.system_properties.delivery_timestamp.FromMilliseconds(round(due * 1000))
     assert code_of(raw.send(message)) == "OK"
-    assert raw.receive("cart", topic, wait=0.0) == []
-    assert len(raw.receive("cart", topic)) == 1
-    assert time.time() >= due - 0.01
+    found = raw.receive("cart", topic, wait=0.0) or raw.receive("cart", topic)
+    assert len(found) == 1
+    assert time.time() >= due - 0.01, "it came before its time"
 
 
 def delayed(raw: RawClient, topic: str, seconds: float, body: bytes = b"body") -> Any:

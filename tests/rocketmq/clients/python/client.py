@@ -82,7 +82,7 @@ def push(request: dict[str, Any]) -> PushConsumer:
     return made
 
 
-configuration = ClientConfiguration(endpoint, Credentials())
+configuration = ClientConfiguration(endpoint, Credentials(), request_timeout=60)
 producer = Producer(configuration, (topic,), checker=Checker())
 producer.startup()
 consumer = None
