@@ -57,6 +57,7 @@ def test_a_task_has_its_effect_if_and_only_if_its_order_was_committed(
     with mq.connect(broker.url) as bus:
         sent = bus.admin.read("celery").read_all().column("properties").to_pylist()
         bodies = bus.admin.read("celery").read_all().column("body").to_pylist()
+        bus.consumer("celery", "celery", max_attempts=50).close()  # more than all kills and lost leases together
     assert {dict(properties)["task"] for properties in sent} == {"ship"}
     assert sorted(order_of(body) for body in bodies) == sorted(committed), "each once, by id"
 
