@@ -1,5 +1,6 @@
 """A broker on a test's bench: fault disk, simulated clock, no threads; the test says when a round is run."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.engine.step()
+
+    def await_save(self) -> None:
+        """Wait until the snapshot that is being saved, if any, is saved and the upkeep has noted it."""
+        deadline = time.monotonic() + 60
+        while self.engine.upkeep.saving is not None:
+            assert time.monotonic() < deadline, "the snapshot is not saved"
+            time.sleep(0.001)
 
 
 def send(session: int, *rows: dict[str, Any]) -> Send:

@@ -52,8 +52,7 @@ def forget_old(bench) -> None:
     """Let retention run: what is older than its hour leaves, segment by segment."""
     for _ in range(4):
         bench.pass_time(61)
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
 
 
 @dataclass

@@ -248,8 +248,7 @@ def test_snapshots_bound_the_replay_and_restart_to_the_same_state():
     session = bench.session()
     for n in range(30):
         bench.prepare(session, *[{"body": bytes(500), "key": f"{n}"} for _ in range(5)])
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
     before = bench.engine.shard.ledger.snapshot()
     names = [n for n in bench.disk.list() if "snapshot" in n]
     assert names
@@ -269,8 +268,7 @@ def test_retention_drops_old_segments_and_expires_what_is_undecided_in_them():
     bench.do(send(0, {"body": b"new"}))
     for _ in range(4):  # mark, save, drop
         bench.pass_time(61)
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
     assert bench.engine.log.first_position > lost["position"]
     assert len([n for n in bench.disk.list() if "segment" in n or n.endswith(".log")]) < size
     assert bench.end(session, COMMIT, lost["transaction"]) in ([Code.EXPIRED], [Code.UNKNOWN_TRANSACTION])
@@ -287,8 +285,7 @@ def test_retention_also_runs_on_a_broker_that_is_restarted_all_the_time():
     for _ in range(3):
         bench.restart()
         bench.pass_time(2)
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
         bench.pass_time(1)
     assert bench.engine.log.first_position > 0
 

@@ -28,8 +28,7 @@ def live(bench, seconds):
     end = bench.clock.now_us() + round(seconds * 1e6)
     while (wake := bench.engine.wake_us) < end:
         bench.pass_time(max(wake - bench.clock.now_us(), 0) / 1e6)
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
     bench.pass_time((end - bench.clock.now_us()) / 1e6)
 
 

@@ -25,8 +25,7 @@ def upkeep(bench: Bench, seconds: float = 0.0, times: int = 5) -> None:
     """Mark, save, drop."""
     for step in range(times):
         bench.pass_time(seconds if step == 0 else 0.1)
-        if (saving := bench.engine.upkeep.saving) is not None:
-            saving.result(timeout=60)
+        bench.await_save()
 
 
 def heads(bench: Bench, *topics: str) -> list[int]:
