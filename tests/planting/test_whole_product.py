@@ -34,6 +34,7 @@ def wrong(one: Bug, runs: dict[str, dict[str, Any]]) -> str | None:
     return None
 
 
+@pytest.mark.timeout(900)  # dozens of tests, of which some see their bug by waiting in vain
 @pytest.mark.parametrize("clean", [False, pytest.param(True, marks=pytest.mark.long)], ids=["planted", "and-clean"])
 @pytest.mark.parametrize("files", PARTS, ids=lambda files: files[0].removeprefix("bugs_"))
 def test_every_planted_bug_is_caught_by_its_test(files: tuple[str, ...], clean: bool) -> None:
