@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from planted import BUGS, KNOWN
 
+pytestmark = pytest.mark.timeout(900)  # it is all work for the processors, whoever else has them
+
 HERE = Path(__file__).parent
 SEEDS = 36
 
