@@ -5,7 +5,7 @@ The broker is a process that is forked, serves for a moment and is killed (``kil
 or at once when a client wishes it (a byte in the FIFO ``FOLDER.kill``); sometimes it stands still before. A client
 connects, uses the bus, wishes the broker dead and closes within the same milliseconds, again and again; in the end it
 leaves one bus open and exits. It prints how often it closed, how often it came to nobody, and the longest time that
-closing took.
+closing took, as it had time itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from ticks import Ticks
 
 import escrowmq as mq
 from escrowmq.client.admin import Admin
@@ -191,7 +193,7 @@ def relay(url: str, folder: Path, life: Life) -> Callable[[], None]:
     from escrowmq.outbox.relay.relay import Relay
     from escrowmq.outbox.targets.escrow import EscrowTarget
 
-    engine = sa.create_engine(f"sqlite:///{folder / 'shop.db'}")
+    engine = sa.create_engine(f"sqlite:///{folder / 'shop.db'}", connect_args={"timeout": 60.0})  # for SQLite's lock
     outbox.migrate(engine)
     target = EscrowTarget(url, timeout=TIMEOUT)
     moving = Relay(engine, target, poll_interval=0.01)
@@ -278,8 +280,9 @@ def spark_writer(url: str, folder: Path, life: Life) -> Callable[[], None]:
     return close
 
 
+TICKS = Ticks()
 CLOSING: list[float] = []
-"""Seconds that closing took, each time."""
+"""Seconds that closing took, each time, as this process had them."""
 KINDS: dict[str, Callable[[str, Path, Life], Callable[[], None]]] = {
     **{use.__name__: using(use) for use in (producer, threads, consumer, reader, admin, checker)},
     **{use.__name__: use for use in (awaited, relay, gateway, spark_reader, spark_writer)},
@@ -293,7 +296,7 @@ def use_and_close(kind: str, url: str, folder: Path, seconds: float, seed: int) 
     end = time.monotonic() + seconds
     rounds = failed = 0
     while True:
-        last = time.monotonic() >= end
+        last = rounds > 0 and time.monotonic() >= end
         try:
             close = KINDS[kind](url, folder, Life(chance))
         except EscrowError:
@@ -304,9 +307,9 @@ def use_and_close(kind: str, url: str, folder: Path, seconds: float, seed: int) 
             if chance.random() < 0.8:
                 os.write(wishes, b"!")
                 time.sleep(chance.uniform(0.0, 0.004))
-            begun = time.monotonic()
+            begun = TICKS.seconds
             close()
-            CLOSING.append(time.monotonic() - begun)
+            CLOSING.append(TICKS.seconds - begun)
             rounds += 1
     print(f"{rounds} {failed} {max(CLOSING, default=0.0):.1f}", flush=True)
 
@@ -319,6 +322,7 @@ def main() -> None:
     if kind == "broker":
         serve_and_die(int(given[0]), Path(given[1]), int(given[2]))
     else:
+        TICKS.start()
         use_and_close(kind, given[0], Path(given[1]), float(given[2]), int(given[3]))
 
 

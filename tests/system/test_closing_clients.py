@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,11 +23,16 @@ from load import PATIENCE, Broker
 
 import escrowmq as mq
 import forked
+from escrowmq_lab.servers.process import free_port
 
 BESIDE = 4
 """Clients at a time."""
-LONGEST_CLOSE = 10.0
-"""Seconds: calls give up after one, and each part of closing is bounded."""
+LONGEST_CLOSE = 20.0
+"""Seconds, as the client has them: calls give up after one, and each part of closing is bounded, together by half of
+this.
+"""
+ENDS = 240.0
+"""Seconds after which a client that has not ended hangs."""
 
 
 def program(module: object, *given: object) -> list[str]:
@@ -38,8 +42,7 @@ def program(module: object, *given: object) -> list[str]:
 @contextmanager
 def dying_broker(folder: Path, seed: int) -> Iterator[str]:
     """The URL of a broker that is killed again and again."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = forked.Forked(program(closing_programs, "broker", port, folder / "data", seed), stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -60,7 +63,7 @@ def client(kind: str, url: str, folder: Path, seconds: float, seed: int) -> tupl
     run = program(closing_programs, kind, url, own, seconds, seed)
     with forked.Forked(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            said, errors = process.communicate(timeout=seconds + PATIENCE)
+            said, errors = process.communicate(timeout=seconds + ENDS)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGUSR1)  # it shows its stacks
             threading.Event().wait(1)
@@ -113,14 +116,14 @@ def broker(tmp_path_factory):
 @pytest.mark.parametrize("way", [way for way in ending_programs.WAYS if "still" not in way])
 def test_a_client_may_end_in_any_way(broker, way):
     run = program(ending_programs, way, broker.url)
-    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=ENDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("way", ["leaves", "in_a_signal_handler", "in_a_forked_child"])
 def test_so_may_one_with_the_broker_inside(tmp_path, way):
     run = program(ending_programs, way, f"file:{tmp_path / 'data'}")
-    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=ENDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     with mq.connect(f"file:{tmp_path / 'data'}") as bus:
         bus.producer("plain").send("orders", b"x")
@@ -136,5 +139,5 @@ def test_closing_does_not_wait_for_a_broker_that_stands_still(tmp_path):
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             served.pause()
-            process.communicate("\n", timeout=PATIENCE)
+            process.communicate("\n", timeout=ENDS)
     assert process.returncode == 0
