@@ -83,6 +83,7 @@ class Jobs:
         self.statuses: Counter[int] = Counter()
         self.report: Any = None
         self.backup = folder / "backup"
+        self.striking = threading.Event()
         self.shop, self.cart = (self._database(name) for name in ("shop", "cart"))
         with mq.connect(url) as bus:
             ballast = bus.producer("ballast")
@@ -95,7 +96,7 @@ class Jobs:
                 bus.admin.create_topic(topic, 2)
 
     def _database(self, name: str) -> sa.Engine:
-        engine = sa.create_engine(f"{DIALECT}:///{self.folder / name}.db", connect_args={"timeout": 60})
+        engine = sa.create_engine(f"{DIALECT}:///{self.folder / name}.db", connect_args={"timeout": 120})
         outbox.migrate(engine)
         with engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE did (what VARCHAR(40), id VARCHAR(64))"))
@@ -109,20 +110,26 @@ class Jobs:
 
     # Jobs that come to an end
 
+    def step_before_strike(self, job: Job) -> None:
+        """A step of a job that shall still be at work when the leader is struck."""
+        job.steps += 1
+        if job.steps > 1:
+            self.striking.wait()
+
     def plan(self, job: Job) -> None:
         with mq.connect(self.url) as bus:
             plans = Plans(self.folder / "plans")
             plan = plans.make(bus, "transactions.commit", {"group": "payments"}, why="a test")
 
             def told(*_: object) -> None:
-                job.steps += 1
+                self.step_before_strike(job)
 
             ramp = Ramp((100,), pause=0.0)
             self.report = plans.run(plan.id, bus, ramp=ramp, rate=40, batch=BATCH, progress=told)
 
     def back_up(self, job: Job) -> None:
         def told(done: int, _: int) -> None:
-            job.steps += 1
+            self.step_before_strike(job)
 
         with mq.connect(self.url) as bus:
             back_up(bus, self.backup, rate=RATE, progress=told)
@@ -155,7 +162,7 @@ class Jobs:
     def order(self, job: Job) -> None:
         """Announced, and the confirm is not waited for: what of it is lost the scheduler finds."""
         with mq.connect(self.url) as bus, Relay(self.shop, open_target(self.url)):
-            producer = bus.producer("orders", unasked=True, confirm="oneway", timeout=60.0)
+            producer = bus.producer("orders", unasked=True, confirm="oneway", timeout=120.0)
             announcing = compensation.Announcing(producer, "order-keys", database=self.shop)
             while not job.over.is_set():
                 sent = announcing.send(mq.Message("orders", b"a book"), lambda _: None)
@@ -200,7 +207,7 @@ class Jobs:
     def console(self, job: Job) -> None:
         with (
             console_beside(lambda _: links(self.url, {}), listen="127.0.0.1:0", url=self.url) as at,
-            httpx.Client(trust_env=False, timeout=60.0, base_url=str(at["console"])) as visitor,
+            httpx.Client(trust_env=False, timeout=120.0, base_url=str(at["console"])) as visitor,
         ):
             while not job.over.is_set():
                 for page in ("/", "/topics", "/groups"):
@@ -222,6 +229,7 @@ class Jobs:
                 job.gets_on(2)
         for job in ends:
             assert job.is_alive(), f"{job.name} was done before it was struck"
+        self.striking.set()
         strike()
         for job in go_on:
             job.gets_on(5)

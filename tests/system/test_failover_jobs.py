@@ -15,7 +15,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from test_failover_clients import Roles
 
 from escrowmq import tracing
+from escrowmq.client.links import presence
 from escrowmq_lab.servers.seam import Absent
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A take-over may last as long as the machine wants: the overview names nobody as missing meanwhile."""
+    monkeypatch.setattr(presence, "TAKE_OVER_SECONDS", 240.0)
 
 
 @contextmanager
