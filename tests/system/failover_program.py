@@ -120,7 +120,7 @@ class Program:
         self._end, self._read = threading.Event(), threading.Event()
         self._watch: Watch | None = None
         self._bus = mq.connect(self.url)
-        self._producer = self._bus.producer("shop", checker=self._check)
+        self._producer = self._bus.producer("shop", timeout=PATIENCE, checker=self._check)
         self._writers = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(WRITERS)]
         self._reader = threading.Thread(target=self._consume, daemon=True)
         for thread in (*self._writers, self._reader):
@@ -161,7 +161,7 @@ class Program:
                 self.problems.append(f"{key}: {problem}")
 
     def _consume(self) -> None:
-        with self._bus.consumer("cart", [TOPIC]) as consumer:
+        with self._bus.consumer("cart", [TOPIC], timeout=PATIENCE) as consumer:
             while not self._read.is_set():
                 try:
                     for message in consumer.messages(idle_timeout=0.5):

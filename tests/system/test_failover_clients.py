@@ -107,6 +107,9 @@ def test_transactions_sends_and_consumers_follow_a_shard_from_address_to_address
 
 # Each kind of program that holds a link
 
+ASKED = {**QUICK, "check_max": 1000}
+"""Whatever was left undecided is asked about until it is answered."""
+
 
 class Working(threading.Thread):
     """``act(number)`` again and again, each giving the ids that were acknowledged to it."""
@@ -137,21 +140,22 @@ class Programs:
         self.came: dict[str, list[bytes]] = {"held": [], "read": []}
         self.asked: list[bytes] = []
         self.left: set[bytes] = set()
-        self._plain = self.other.producer("plain", timeout=60.0)
-        self.oneway = self.bus.producer("oneway", timeout=60.0, unasked=True, confirm="oneway")
-        self._silent = self.bus.producer("silent", timeout=60.0, checker=self._check)
+        self._plain = self.other.producer("plain", timeout=120.0)
+        self.oneway = self.bus.producer("oneway", timeout=120.0, unasked=True, confirm="oneway")
+        self._silent = self.bus.producer("silent", timeout=120.0, checker=self._check)
         self._held = iter(self.bus.consumer("held", "plain", instance="one", in_doubt="hold").batches())
-        self._reader = iter(self.bus.reader("plain", timeout=60.0).batches())
-        self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=60.0))
+        self._reader = iter(self.bus.reader("plain", timeout=120.0).batches())
+        self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=120.0))
         gateway = stack.enter_context(beside(lambda _: links(url, {}), listen="127.0.0.1:0"))
         self._gateway = f"{gateway['http']}/v1/topics/http/messages"
-        self.shop = sa.create_engine(f"sqlite:///{folder / 'shop.db'}")
+        patient = {"timeout": 120.0}  # for SQLite's lock
+        self.shop = sa.create_engine(f"sqlite:///{folder / 'shop.db'}", connect_args=patient)
         outbox.migrate(self.shop)
         stack.callback(self.shop.dispose)
         stack.enter_context(Relay(self.shop, open_target(url)))
         self.loop = asyncio.new_event_loop()
         self.abus = self.loop.run_until_complete(mq.aconnect(url))
-        self._aplain = self.abus.producer("async", timeout=60.0)
+        self._aplain = self.abus.producer("async", timeout=120.0)
         acts = [
             self.plain,
             self.commit_oneway,
@@ -194,7 +198,7 @@ class Programs:
 
     def post(self, number: int) -> list[bytes]:
         content = {"text": str(number), "message_id": f"{number:032x}"}
-        while (answer := self._http.post(self._gateway, json=content)).status_code == 503:
+        while (answer := self._http.post(self._gateway, json=content)).status_code in (503, 504):
             pass  # its sender sends again under the same id
         assert answer.status_code == 200, answer.text
         return [bytes.fromhex(answer.json()["message_id"])]
@@ -232,7 +236,7 @@ class Programs:
 
 @pytest.fixture
 def moving(tmp_path: Path) -> Iterator[Moving]:
-    with Moving(tmp_path / "data", **QUICK) as broker:
+    with Moving(tmp_path / "data", **ASKED) as broker:
         yield broker
         if broker.standby is not None:
             broker.standby.shutdown()
@@ -315,10 +319,10 @@ class Roles:
             return opened[-1]
 
         replication = Replication(open=opening, silence=1.0, replicas=self.urls)
-        serve(folder, listen=address, settings=BrokerSettings(**QUICK), stop=self._stop, replication=replication)
+        serve(folder, listen=address, settings=BrokerSettings(**ASKED), stop=self._stop, replication=replication)
 
     def leader(self) -> str | None:
-        """Who says that it leads."""
+        """Who says that it leads; None in the middle of a change."""
         for url in self.urls:
             with mq.connect(f"{url}?replicas=listed") as bus, contextlib.suppress(mq.EscrowError):
                 if bus.admin.hello()[0]["role"] == "leader":
@@ -327,15 +331,14 @@ class Roles:
 
     def step_down(self) -> None:
         """Hand over, on purpose."""
-        before = self.leader()
+        before = eventually("one leads", self.leader)
         with mq.connect(self.list) as bus:
             bus.admin.step_down(why="a test")
         eventually("the other leads", lambda: self.leader() not in (None, before))
 
     def cut_off(self) -> None:
         """The leader does not reach the log until another leads."""
-        before = self.leader()
-        assert before is not None
+        before = eventually("one leads", self.leader)
         self._change(before, cut_off=True)
         eventually("the other leads", lambda: self.leader() not in (None, before))
         self._change(before, cut_off=False)
@@ -364,10 +367,9 @@ def test_every_kind_of_program_follows_from_leader_to_standby(roles: Roles, tmp_
 
 
 def test_a_client_of_one_address_learns_the_other(roles: Roles) -> None:
-    leader = roles.leader()
-    assert leader is not None
+    leader = eventually("one leads", roles.leader)
     with mq.connect(leader) as bus:
-        producer = bus.producer("one", timeout=60.0)
+        producer = bus.producer("one", timeout=120.0)
         producer.send("one", b"1")
         roles.step_down()
         producer.send("one", b"2")
