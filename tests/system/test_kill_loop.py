@@ -60,7 +60,9 @@ def disturb(broker: Broker, history: History, chance: random.Random, number: int
 
 
 def finish(bus: mq.Bus, writers: list[Writer], readers: list[Reader]) -> None:
-    """No more faults: writers end, checks are answered, consumers drain."""
+    """No more faults: writers end, as soon as one of their transactions will be parked, checks are answered, consumers
+    drain."""
+    eventually("the load goes on", lambda: any(writer.left or writer.problem for writer in writers))
     for writer in writers:
         writer.stopping.set()
     for writer in writers:
