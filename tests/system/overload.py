@@ -25,6 +25,7 @@ from typing import Any
 from overload_stamps import breakdown
 
 import escrowmq as mq
+from escrowmq.client.admin import Admin
 from escrowmq.connecting import links
 from escrowmq.platform.descriptors import KEPT
 from escrowmq.settings import BrokerSettings
@@ -34,6 +35,8 @@ SAMPLE_SECONDS = 0.1
 AT_ONCE = 100
 """Connections that the crowd begins in a moment."""
 FLOOD = "flood"
+PATIENCE = 120.0
+"""Seconds for a call of those whom the broker is to serve."""
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Load:
             "transaction_timeout": 1.0,
             "check_interval": 1.0,
             "lease_seconds": 5.0,
+            "check_max": 1000,
         }
     )
     """Of the broker."""
@@ -176,7 +180,7 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
         watch.look()
         watch.start()
         prepare(url, load)
-        polite = start("polite", url=url, pause=0.05)
+        polite = start("polite", url=url, pause=0.05, patience=PATIENCE)
         polite.ready()
         floods = [
             start(
@@ -244,7 +248,9 @@ def prepare(url: str, load: Load) -> None:
     """The topic, with something in it for those who do not read, and the groups, so that nobody begins with a slow disk
     in the way."""
     with mq.connect(url) as bus:
-        bus.producer("seeds").send_batch([mq.Message(FLOOD, bytes(256 << 10)) for _ in range(64)]).check()
+        bus.producer("seeds", timeout=PATIENCE).send_batch(
+            [mq.Message(FLOOD, bytes(256 << 10)) for _ in range(64)]
+        ).check()
     (link,) = links(url, {})
     groups = ["healthy", "hoarders", *(f"unread-{number}" for number in range(load.readers))]
     with ThreadPoolExecutor(16) as several:
@@ -269,14 +275,23 @@ def spread(values: list[float]) -> dict[str, float]:
 def drain(url: str, topic: str, column: str) -> dict[Any, set[tuple[int, int]]]:
     """What a healthy consumer gets: the values of a column, and the queue and offset of each place where they stand."""
     found: dict[Any, set[tuple[int, int]]] = {}
+    group = "healthy" if topic == FLOOD else "auditor"
     with mq.connect(url) as bus:
-        consumer = bus.consumer("healthy" if topic == FLOOD else "auditor", topic, start="earliest")
-        for batch in consumer.batches(max_messages=5000, idle_timeout=1.0):
-            columns = (batch.arrow.column(name).to_pylist() for name in (column, "queue", "offset"))
-            for value, queue, offset in zip(*columns, strict=True):
-                found.setdefault(value, set()).add((queue, offset))
-            batch.ack()
+        consumer = bus.consumer(group, topic, start="earliest", timeout=PATIENCE)
+        while not drained(bus, group):
+            for batch in consumer.batches(max_messages=5000, idle_timeout=1.0):
+                columns = (batch.arrow.column(name).to_pylist() for name in (column, "queue", "offset"))
+                for value, queue, offset in zip(*columns, strict=True):
+                    found.setdefault(value, set()).add((queue, offset))
+                batch.ack()
+            consumer.flush()
     return found
+
+
+def drained(bus: mq.Bus, group: str) -> bool:
+    """Whether the group is done with all that is there."""
+    (found,) = (one for one in Admin(bus.router, PATIENCE).groups() if one["group"] == group)
+    return all(queue["floor"] == queue["end"] for queue in found["queues"])
 
 
 def compare(flooded: list[dict[str, Any]], stored: dict[bytes, set[tuple[int, int]]]) -> dict[str, Any]:

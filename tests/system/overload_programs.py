@@ -254,6 +254,7 @@ def polite(options: Options) -> None:
     """One client that waits for each answer: it sends, commits, lets itself be asked, receives, acknowledges, and asks
     how the broker is."""
     import escrowmq as mq
+    from escrowmq.client.admin import Admin
 
     stopping, lock = threading.Event(), threading.Lock()
     seconds: dict[str, list[float]] = {}
@@ -283,19 +284,21 @@ def polite(options: Options) -> None:
         return mq.COMMIT
 
     with mq.connect(options["url"]) as bus:
-        plain = bus.producer("polite")
-        careful = bus.producer("careful", checker=decide)
-        consumer = bus.consumer("polite", "polite", start="earliest")
+        patience = options["patience"]
+        plain = bus.producer("polite", timeout=patience)
+        careful = bus.producer("careful", timeout=patience, checker=decide)
+        consumer = bus.consumer("polite", "polite", start="earliest", timeout=patience, lease=10 * patience)
+        admin = Admin(bus.router, patience)
 
         def produce() -> None:
             number, told = 0, False
             while not stopping.is_set():
                 number += 1
-                key, before = f"{number}", timed("stats", bus.admin.stats)
+                key, before = f"{number}", timed("stats", admin.stats)
                 receipt = timed("send", lambda key=key: plain.send("polite", b"x" * 1000, key=key), key)
                 if receipt is not None:
                     sent.append(key)
-                    if before and (after := timed("stats", bus.admin.stats)):
+                    if before and (after := timed("stats", admin.stats)):
                         rounds.append(float(after[0]["rounds_total"]) - float(before[0]["rounds_total"]))
                 if number % 4 == 0:
                     born = str(time.monotonic())
@@ -303,8 +306,8 @@ def polite(options: Options) -> None:
                     if half is not None and number % 8 == 0:
                         timed("commit", lambda half=half: careful.commit(half.transaction_id))
                 if number % 4 == 2:
-                    timed("health", bus.admin.health)
-                if not told and number > 8 and len(asked) > 0 and acknowledged > 6:
+                    timed("health", admin.health)
+                if not told and number > 8 and len(asked) > 1 and acknowledged > 6:
                     told = True
                     print("enough", flush=True)
                 stopping.wait(options["pause"])
