@@ -28,7 +28,7 @@ def both(pair: tuple[Broker, Broker]) -> str:
 @pytest.mark.invariant("I4")
 def test_keys_and_batches_spread_and_transactions_stay(pair: tuple[Broker, Broker]) -> None:
     with mq.connect(both(pair)) as bus:
-        producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
+        producer = bus.producer("shop", timeout=60.0, checker=lambda check: mq.UNKNOWN)
         shards = {hello["shard"] for hello in bus.admin.hello()}
         assert len(shards) == 2
         used = Counter[int]()

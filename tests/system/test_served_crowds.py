@@ -59,7 +59,7 @@ def polite(broker: dict[str, Any], count: int) -> None:
     """What clients do, each over connections of its own: messages that need new segments and snapshots, pages, HTTP."""
     for _ in range(count):
         with mq.connect(broker["url"]) as bus:
-            assert bus.producer("plain").send("t", bytes(40_000)).position >= 0
+            assert bus.producer("plain", timeout=60.0).send("t", bytes(40_000)).position >= 0
         for page in (broker["metrics"] + "/readyz", broker["http"] + "/healthz"):
             with urllib.request.urlopen(page) as answer:
                 assert answer.status == 200
