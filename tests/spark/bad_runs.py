@@ -5,6 +5,7 @@ broker dies.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from standing import Stage
 
 Change = Callable[[DataFrame], DataFrame]
 Act = Callable[[], object]
+PATIENT = 60
+"""Seconds for a broker that is there."""
 
 
 def numbers(first: int, last: int) -> list[str]:
@@ -75,7 +78,7 @@ def read_stream(spark: SparkSession, url: str, checkpoint: Path, **options: Any)
 
 def write_batch(frame: DataFrame, url: str, topic: str | None, sink: Mapping[str, Any] | None = None) -> None:
     """Write a table; ``topic`` None: the rows have a column."""
-    given = {"url": url, "timeout": 1} | ({"topic": topic} if topic else {})
+    given = {"url": url, "timeout": PATIENT} | ({"topic": topic} if topic else {})
     frame.write.format("escrow").mode("append").options(**given | dict(sink or {})).save()
 
 
@@ -90,10 +93,10 @@ def write_stream(
     sink: Mapping[str, Any] | None = None,
 ) -> None:
     """Stream all there is of topic "in", changed, into another topic. ``source`` and ``sink``: options."""
-    asked: dict[str, Any] = {"topic": "in", "url": url, "timeout": 1} | dict(source or {})
+    asked: dict[str, Any] = {"topic": "in", "url": url, "timeout": PATIENT} | dict(source or {})
     stream = spark.readStream.format("escrow").options(**asked).load().select("key", "body")
     writer = change(stream).writeStream.format("escrow").option("checkpointLocation", str(checkpoint))
-    given = {"url": url, "timeout": 1} | ({"topic": topic} if topic else {})
+    given = {"url": url, "timeout": PATIENT} | ({"topic": topic} if topic else {})
     writer.options(**given | dict(sink or {})).trigger(availableNow=True).start().awaitTermination()
 
 
@@ -106,10 +109,30 @@ def refused(act: Act, *words: str, stream: bool = False) -> None:
     assert not [word for word in words if word not in said], said
 
 
+def refused_after(
+    spark: SparkSession, folder: Path, point: str, kill: Act, act: Act, *words: str, stream: bool = False
+) -> None:
+    """:func:`refused`, because of ``kill`` at a failpoint. An ``act`` that has little patience may fail before it comes
+    there, on a machine that stands still: then it is done again."""
+    reached = threading.Event()
+    for number in itertools.count():
+        with (
+            pytest.raises(StreamingQueryException if stream else Exception) as problem,
+            standing(spark, folder / str(number), point, kill, reached),
+        ):
+            act()
+        if reached.is_set():
+            break
+    said = str(problem.value)
+    assert not [word for word in words if word not in said], said
+
+
 @contextlib.contextmanager
-def standing(spark: SparkSession, folder: Path, point: str, act: Act) -> Iterator[None]:
+def standing(
+    spark: SparkSession, folder: Path, point: str, act: Act, reached: threading.Event | None = None
+) -> Iterator[None]:
     """While inside, the first of Spark's Python processes that comes to the failpoint stands still until ``act`` is
-    done."""
+    done. That none comes is an error, unless ``reached`` is given, to be set."""
     stage = Stage.of(spark)
     stage.open(folder, [point])
     problems: list[BaseException] = []
@@ -118,7 +141,11 @@ def standing(spark: SparkSession, folder: Path, point: str, act: Act) -> Iterato
     def watch() -> None:
         try:
             while not (folder / point).exists():
-                assert not over.wait(0.01), f"never reached: {point}"
+                if over.wait(0.01) and not (folder / point).exists():
+                    assert reached is not None, f"never reached: {point}"
+                    return
+            if reached is not None:
+                reached.set()
             act()
         except BaseException as problem:
             problems.append(problem)

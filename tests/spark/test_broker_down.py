@@ -13,6 +13,7 @@ import pytest
 from bad_runs import (
     numbers,
     refused,
+    refused_after,
     rows,
     send,
     standing,
@@ -31,8 +32,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.t
 
 LARGE, SIZE = 4096, 1 << 14
 """Bodies, and the bytes of each: far more than the first batch, and what is on its way when the broker dies."""
-PATIENT = 60
+PATIENT = 120
 """Seconds, where the broker is there again: a Python process that lived on may look for it only after a while."""
+HASTY = 1
+"""Seconds, where it stays away."""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +74,8 @@ def test_a_stream_whose_broker_dies_and_stays_away_fails_and_is_written_once_whe
 ) -> None:
     """After the decision, it is the plan of the next batch that fails."""
     run = lambda **more: write_stream(spark, up.url, tmp_path / "check", point, source=more, sink=more)  # noqa: E731
-    with standing(spark, tmp_path / "told", point, up.kill):
-        refused(run, "errors.Unknown: ", f"no broker answers at {up.url}", stream=True)
+    words = ("errors.Unknown: ", f"no broker answers at {up.url}")
+    refused_after(spark, tmp_path / "told", point, up.kill, lambda: run(timeout=HASTY), *words, stream=True)
     up.start()
     assert visible(up.url, point) == (numbers(0, 40) if there else [])
     run(timeout=PATIENT)
@@ -86,8 +89,8 @@ def test_a_batch_write_whose_broker_dies_and_stays_away_fails_and_leaves_nothing
     spark: SparkSession, up: Broker, tmp_path: Path, point: str
 ) -> None:
     run = lambda **more: write_batch(rows(spark, 0, 40), up.url, f"b.{point}", {"write_id": point, **more})  # noqa: E731
-    with standing(spark, tmp_path / "told", point, up.kill):
-        refused(run, "errors.Unknown: ", f"no broker answers at {up.url}")
+    words = ("errors.Unknown: ", f"no broker answers at {up.url}")
+    refused_after(spark, tmp_path / "told", point, up.kill, lambda: run(timeout=HASTY), *words)
     up.start()
     assert visible(up.url, f"b.{point}") == []
     run(timeout=PATIENT)
@@ -97,9 +100,9 @@ def test_a_batch_write_whose_broker_dies_and_stays_away_fails_and_leaves_nothing
 
 def test_a_batch_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: Broker, tmp_path: Path) -> None:
     large = lambda wait: spark.read.format("escrow").options(topic="large", timeout=wait).load(up.url)  # noqa: E731
-    sizes = lambda wait=0.5: [tuple(row) for row in large(wait).select("key", f.length("body")).collect()]  # noqa: E731
-    with standing(spark, tmp_path / "away", "spark.read-some", up.kill):
-        refused(sizes, f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE}")
+    sizes = lambda wait=HASTY: [tuple(row) for row in large(wait).select("key", f.length("body")).collect()]  # noqa: E731
+    words = (f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE}")
+    refused_after(spark, tmp_path / "away", "spark.read-some", up.kill, sizes, *words)
     refused(sizes, f"TIMED_OUT: {up.url}: no broker answers")  # and at plan time
     up.start()
     with standing(spark, tmp_path / "back", "spark.read-some", up.kill_and_start):
@@ -107,20 +110,20 @@ def test_a_batch_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: B
 
 
 def test_a_stream_read_in_whose_middle_the_broker_dies(spark: SparkSession, up: Broker, tmp_path: Path) -> None:
-    run = lambda wait=0.5, **sink: write_stream(  # noqa: E731
+    run = lambda wait=HASTY: write_stream(  # noqa: E731
         spark,
         up.url,
         tmp_path / "check",
         "sizes",
         lambda frame: frame.withColumn("body", f.length("body").cast("string")),
         source={"topic": "large", "maxRowsPerTrigger": LARGE - 1, "timeout": wait},
-        sink=sink,
+        sink={"timeout": wait},
     )
-    with standing(spark, tmp_path / "away", "spark.read-some", up.kill):
-        refused(run, f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE - 1}", stream=True)
+    words = (f"TIMED_OUT: {up.url}: reading large/", f"from 0 to {LARGE - 1}")
+    refused_after(spark, tmp_path / "away", "spark.read-some", up.kill, run, *words, stream=True)
     refused(run, f"TIMED_OUT: {up.url}: no broker answers", stream=True)  # at plan time
     up.start()
     assert visible(up.url, "sizes") == []
     with standing(spark, tmp_path / "back", "spark.read-some", up.kill_and_start):
-        run(PATIENT, timeout=PATIENT)  # the sink does not stand still: it may look for the broker while that starts
+        run(PATIENT)  # the sink does not stand still: it may look for the broker while that starts
     assert visible(up.url, "sizes") == numbers(0, LARGE)

@@ -16,7 +16,7 @@ from escrowmq_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
-PATIENT = 60
+PATIENT = 120
 """Seconds in which the shard is led again."""
 
 

@@ -40,17 +40,17 @@ def test_a_stream_goes_on_and_a_batch_names_who_is_missing(
 ) -> None:
     url = both(pair)
     send(url, 0, 20)
-    run = lambda: sorted(sum(read_stream(spark, url, tmp_path / "check", timeout=2), []))  # noqa: E731, RUF017
+    run = lambda: sorted(sum(read_stream(spark, url, tmp_path / "check", timeout=60), []))  # noqa: E731, RUF017
     assert run() == numbers(0, 20)
     send(url, 20, 40)
     pair[1].kill()
     assert run() == keys_of(0, 20, 40)
     assert run() == []
     refused(lambda: read_batch(spark, url, timeout=1), pair[1].url)
-    write = lambda: write_batch(rows(spark, 0, 20), url, "out", {"write_id": "w", "timeout": 1})  # noqa: E731
-    refused(write, pair[1].url)
+    write = lambda wait: write_batch(rows(spark, 0, 20), url, "out", {"write_id": "w", "timeout": wait})  # noqa: E731
+    refused(lambda: write(1), pair[1].url)
     pair[1].start()
     assert run() == keys_of(1, 20, 40)
     assert read_batch(spark, url) == 40
-    write()
+    write(60)
     assert visible(url, "out") == numbers(0, 20)

@@ -2,6 +2,8 @@
 token, with a wrong one, and in each role, for things that exist and for things that do not.
 """
 
+import itertools
+
 import pytest
 from guarded_broker import RightsFile, guarded
 from pyspark.errors import PySparkException
@@ -50,7 +52,7 @@ class World:
         with mq.connect(url, token=rights.tokens["admin"]) as bus:
             bus.producer("p").send_batch([mq.Message("t", b"x", key=str(number)) for number in range(3)])
             consumer = bus.consumer("g", "t", max_attempts=1)
-            for message in consumer.receive(3, wait=30):
+            for message in itertools.islice(consumer.messages(idle_timeout=60), 3):
                 message.nack()
             consumer.close()
         self.rows = spark.range(2).selectExpr("cast(id as string) as body")
@@ -61,7 +63,7 @@ class World:
 
     def run(self, way, source, caller, absent=False):
         """What Spark says; None if nothing failed."""
-        options = {"url": self.url, "timeout": "5"}
+        options = {"url": self.url, "timeout": "60"}
         if caller is not None:
             options["tokenFile"] = str(self.files[caller])
         if absent:

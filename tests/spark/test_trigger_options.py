@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,11 +156,12 @@ def test_fewer_rows_than_the_least_wait_until_there_are_enough_or_the_delay_is_o
         each = lambda frame, _: batches.append(sorted(row["key"] for row in frame.select("key").collect()))  # noqa: E731
         return stream.writeStream.foreachBatch(each).option("checkpointLocation", str(check)).start()
 
+    patient = functools.partial(eventually, timeout=120.0)
     query = start("1h")
-    eventually((check / "commits" / "0").exists)  # the first at once: it notes where the query begins
+    patient((check / "commits" / "0").exists)  # the first at once: it notes where the query begins
     for number in range(1, 7):
         send(url, number, number + 1, t)
-    eventually((check / "commits" / "1").exists)
+    patient((check / "commits" / "1").exists)
     query.stop()
     rest = numbers(int(batches[1][-1]) + 1, 7)
     assert batches[1] == numbers(1, 1 + len(batches[1]))
@@ -169,9 +171,9 @@ def test_fewer_rows_than_the_least_wait_until_there_are_enough_or_the_delay_is_o
     assert read_stream(spark, url, check, topic=t, minRowsPerTrigger=50) == [[*rest, "7"]], "does not hang"
     send(url, 8, 9, t)
     query = start("1s")
-    eventually((check / "commits" / "3").exists)
+    patient((check / "commits" / "3").exists)
     send(url, 9, 10, t)
-    eventually((check / "commits" / "4").exists)
+    patient((check / "commits" / "4").exists)
     query.stop()
     assert batches[2:] == [["8"], ["9"]]
 

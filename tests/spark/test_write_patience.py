@@ -14,14 +14,14 @@ def test_a_commit_from_a_new_process_waits_for_the_broker(tmp_path):
     broker = Broker(tmp_path / "data")
     try:
         with mq.connect(broker.url) as bus:
-            producer = bus.producer("job", checker=lambda check: mq.UNKNOWN)
+            producer = bus.producer("job", timeout=60, checker=lambda check: mq.UNKNOWN)
             prepared = producer.prepare("t", b"x")
         broker.kill()
         with mq.connect(broker.url) as bus:
             said = []
 
             def commit():
-                producer = bus.producer("job", checker=lambda check: mq.UNKNOWN, timeout=60)
+                producer = bus.producer("job", checker=lambda check: mq.UNKNOWN, timeout=120)
                 said.append(producer.commit_batch("query", 0, [prepared.transaction_id]).status)
 
             away = threading.Thread(target=commit)
