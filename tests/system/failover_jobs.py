@@ -226,7 +226,7 @@ class Jobs:
             for job in jobs:
                 job.start()
             for job in jobs:
-                job.gets_on(2)
+                job.gets_on(2 - job.steps)
         for job in ends:
             assert job.is_alive(), f"{job.name} was done before it was struck"
         self.striking.set()
