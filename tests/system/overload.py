@@ -290,7 +290,7 @@ def drain(url: str, topic: str, column: str) -> dict[Any, set[tuple[int, int]]]:
 
 def drained(bus: mq.Bus, group: str) -> bool:
     """Whether the group is done with all that is there."""
-    (found,) = (one for one in Admin(bus.router, PATIENCE).groups() if one["group"] == group)
+    (found,) = (one for one in Admin(bus.router, PATIENCE).groups() if one["name"] == group)
     return all(queue["floor"] == queue["end"] for queue in found["queues"])
 
 
