@@ -4,6 +4,7 @@ there or in a fresh partition of a real Kafka: of one node in the suite, of thre
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -26,12 +27,21 @@ from escrowmq.log.seam import CommitLog
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.partitions import MemoryKafka
 from escrowmq.wire.actions.table import ACTIONS
+from escrowmq_lab.servers.process import free_port
 from escrowmq_lab.servers.seam import Absent
 from forked import Forked
 from wire_conformance import check
 
-QUICK = {"transaction_timeout": 0.2, "check_interval": 0.2, "retry_backoff": 0.05, "lease_seconds": 30.0}
-"""Settings under which check-back and redelivery come to pass within a test."""
+QUICK = {
+    "transaction_timeout": 0.2,
+    "check_interval": 0.2,
+    "check_max": 1000,
+    "retry_backoff": 0.05,
+    "lease_seconds": 120.0,
+}
+"""Settings under which check-back and redelivery come to pass within a test. On a machine that stands still for a
+minute, no transaction is parked, and no lease ends.
+"""
 
 
 class Broker:
@@ -40,10 +50,13 @@ class Broker:
 
     is_served = False
 
-    def __init__(self, folder: Path, settings: dict[str, Any], log: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, Any], log: str | None = None, *, silence: str | None = None
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.log = log
+        self.silence = silence or SILENCE
 
     @property
     def url(self) -> str:
@@ -74,7 +87,7 @@ class Served(Broker):
 
     is_served = True
     process: subprocess.Popen[str] | None = None
-    address = "127.0.0.1:0"
+    address = ""
 
     @property
     def url(self) -> str:
@@ -84,17 +97,29 @@ class Served(Broker):
         return {}
 
     def start(self) -> None:
-        flags = [part for name, value in self.settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(self.folder), "-l", self.address, "--json"]
+        if self.address:
+            assert self._starts(self.address), "the broker did not start"
+        else:
+            self.address = next(address for address in _free_addresses() if self._starts(address))
         if self.log is not None:
-            command += ["--log", self.log, "--silence", SILENCE]
+            self._wait_until_it_leads()
+
+    def _starts(self, address: str) -> bool:
+        """Start it there; whether it does."""
+        flags = [part for name, value in self.settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        command = [sys.executable, "-m", "escrowmq", "serve", "-d", str(self.folder), "-l", address, "--json"]
+        if self.log is not None:
+            command += ["--log", self.log, "--silence", self.silence]
         self.process = Forked([*command, *flags], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
-        assert ready, "the broker did not start"
-        self.address = json.loads(ready)["url"].removeprefix("escrow://")
-        if self.log is not None:
-            self._wait_until_it_leads()
+        if not ready:
+            self.process.wait()
+            self.process.stdout.close()
+            self.process = None
+            return False
+        assert json.loads(ready)["url"] == f"escrow://{address}"
+        return True
 
     def _wait_until_it_leads(self) -> None:
         """It listens before it leads: what was connected stays so, and a new connection is refused until then."""
@@ -102,11 +127,22 @@ class Served(Broker):
         while True:
             try:
                 with self.connect() as bus:
-                    bus.router.links[0].action("hello", {}, 5.0)
+                    bus.router.links[0].action("hello", {}, 30.0)
                 return
             except mq.errors.Unknown:
                 assert time.monotonic() < deadline, "the broker does not lead"
                 time.sleep(0.05)
+
+    def dies_of(self, act: Callable[[], object]) -> None:
+        """Call what kills the broker at a failpoint, and see that it is dead: that an answer is late does not say
+        so."""
+        assert self.process is not None
+        while self.process.returncode is None:
+            with pytest.raises(mq.Unknown):
+                act()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+        assert self.process.returncode == -signal.SIGKILL
 
     def stop(self, *, kill: bool = False) -> None:
         if self.process is not None:
@@ -120,6 +156,12 @@ class Served(Broker):
             self.process.stdout.close()
             self.process = None
             assert kill or code == 0, f"the broker stopped with {code}"
+
+
+def _free_addresses() -> Iterator[str]:
+    """Addresses to try. No connection gets such a port by chance while a broker that was killed is away."""
+    for _ in range(5):
+        yield f"127.0.0.1:{free_port()}"
 
 
 class OnPartition(Broker):
@@ -158,6 +200,8 @@ SILENCE = "4"
 """Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs
 of life, and the broker refuses calls.
 """
+SHARED_SILENCE = "60"
+"""The same of brokers that are never killed."""
 LOGS = 64
 """Partitions that a topic for logs has: to make them at once costs a tenth of what a topic for each broker does."""
 
@@ -235,12 +279,14 @@ def make_broker(tmp_path: Path, logs: Logs) -> Iterator[Callable[..., Broker]]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, logs: Logs) -> Iterator[Callable[[str], Broker]]:
-    """One broker a kind for all tests that need nothing special; their names do not meet."""
+    """One broker a kind for all tests that need nothing special; their names do not meet. It is not to be killed."""
     made: dict[str, Broker] = {}
 
     def get(kind: str) -> Broker:
         if kind not in made:
-            made[kind] = KINDS[kind](tmp_path_factory.mktemp("shared") / "data", QUICK, logs.take(kind))
+            made[kind] = KINDS[kind](
+                tmp_path_factory.mktemp("shared") / "data", QUICK, logs.take(kind), silence=SHARED_SILENCE
+            )
             made[kind].start()
         return made[kind]
 
@@ -291,7 +337,7 @@ def drain() -> Callable[..., list[Any]]:
 
     def take(consumer: mq.Consumer, count: int, *, quiet: float = 0.1) -> list[Any]:
         found: list[Any] = []
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
             for message in consumer.receive(1000, wait=1.0):
