@@ -30,20 +30,26 @@ def test_each_group_gets_every_message_once(bus, t, g, drain):
 def test_consumers_of_a_group_share_its_messages(bus, t, g):
     fill(bus, g, t, 400)
     found, lock = [], threading.Lock()
+    consumers = [bus.consumer(g, [t]) for _ in range(4)]
 
-    def run():
-        with bus.consumer(g, [t]) as consumer:
-            for batch in consumer.batches(20, idle_timeout=1.0):
+    def run(consumer):
+        with consumer:
+            for batch in consumer.batches(20):
+                batch.ack()
                 with lock:
                     found.extend(batch.arrow.column("body").to_pylist())
-                batch.ack()
+                    if len(found) >= 400:
+                        for one in consumers:
+                            one.stop()
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
+    threads = [threading.Thread(target=run, args=(consumer,)) for consumer in consumers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted(str(i).encode() for i in range(400))
+    with bus.consumer(g, [t]) as rest:
+        assert rest.receive(10, wait=0.1) == []
 
 
 def is_receiving(bus, g):
@@ -94,19 +100,19 @@ def test_a_waiting_consumer_is_woken(bus, t, g):
     producer = bus.producer(f"{g}-p")
     for body in (b"1", b"2", b"stop"):
         producer.send(t, body, queue=0)
-    thread.join(30)
+    thread.join(60)
     assert bodies == [b"1", b"2", b"stop"]
 
 
 def test_a_nack_comes_back_flagged_after_its_delay(bus, t, g):
     fill(bus, g, t, 1)
     consumer = bus.consumer(g, [t])
-    (message,) = consumer.receive(1, wait=5)
+    (message,) = consumer.receive(1, wait=60)
     assert (message.attempt, message.redelivered) == (1, False)
+    start = time.monotonic()
     message.nack(delay=0.2)
     consumer.flush()
-    start = time.monotonic()
-    (again,) = consumer.receive(1, wait=10)
+    (again,) = consumer.receive(1, wait=60)
     assert time.monotonic() - start >= 0.15
     assert (again.attempt, again.redelivered, again.body, again.offset) == (2, True, message.body, message.offset)
     again.ack()
@@ -114,28 +120,32 @@ def test_a_nack_comes_back_flagged_after_its_delay(bus, t, g):
 
 def test_what_is_not_acked_comes_back_when_its_lease_ends_and_late_acks_are_refused(bus, t, g):
     fill(bus, g, t, 3)
-    consumer = bus.consumer(g, [t], lease=0.3)
-    late = consumer.receive(3, wait=5)
+    consumer, other = bus.consumer(g, [t], lease=0.3), bus.consumer(g, [t])
+    late = consumer.receive(3, wait=60)
     late[0].ack()
-    consumer.flush()
+    early = consumer.flush()  # 1 where the machine was slower than the lease
+    left = late[1 - early :]
     again = []
-    while len(again) < 2:
-        again.extend(consumer.receive(3, wait=5))
-    assert {m.body for m in again} == {m.body for m in late[1:]}
+    while len(again) < len(left):
+        again.extend(other.receive(3, wait=60))
+    assert {m.body for m in again} == {m.body for m in left}
     assert {m.attempt for m in again} == {2}
     for message in late[1:]:
         message.ack()
-    assert consumer.flush() == 2
+    assert consumer.flush() == 2 + early
 
 
 def test_extend_keeps_a_lease(bus, t, g):
     fill(bus, g, t, 1)
-    consumer = bus.consumer(g, [t], lease=0.3)
-    (message,) = consumer.receive(1, wait=5)
-    message.extend(3600)
+    consumer, late = bus.consumer(g, [t], lease=0.3), -1
+    while consumer.refused > late:  # until the machine is quicker than the lease
+        late = consumer.refused
+        (message,) = consumer.receive(1, wait=60)
+        message.extend(3600)
+        consumer.flush()
     assert consumer.receive(1, wait=0.6) == []
     message.ack()
-    assert consumer.flush() == 0
+    assert consumer.flush() == late
 
 
 def test_past_the_limit_it_is_a_dead_letter_that_can_be_retried_or_discarded(bus, t, g):
@@ -143,14 +153,14 @@ def test_past_the_limit_it_is_a_dead_letter_that_can_be_retried_or_discarded(bus
     consumer = bus.consumer(g, [t], max_attempts=2, retry_backoff=0.01)
     dead = 0
     while dead < 4:
-        for message in consumer.receive(10, wait=5):
+        for message in consumer.receive(10, wait=60):
             dead += 1
             message.nack(delay=0, cause=f"no {message.body.decode()}")
         consumer.flush()
     letters = bus.admin.dead_letters(g)
     assert {(letter["attempts"], letter["cause"][:4]) for letter in letters} == {(2, "no 0"), (2, "no 1")}
     assert bus.admin.retry_dead_letters(g, letters[:1]) == 1
-    (again,) = consumer.receive(10, wait=5)
+    (again,) = consumer.receive(10, wait=60)
     assert again.offset == letters[0]["offset"]
     again.ack()
     consumer.flush()
@@ -263,7 +273,7 @@ def test_ordered_groups_give_each_queue_in_order_one_at_a_time(bus, t, g):
         producer.send(t, str(i).encode(), key="same")
     found, nacked = [], False
     with bus.consumer(g, [t], ordered=True, retry_backoff=0.01) as consumer:
-        for batch in consumer.batches(7, idle_timeout=2.0):
+        for batch in consumer.batches(7, idle_timeout=60.0):
             if not nacked and len(found) >= 7:
                 nacked = True
                 batch.nack(delay=0)
@@ -295,9 +305,9 @@ def test_delayed_messages_are_not_early(bus, t, g):
     producer.send(t, b"now")
     found = []
     while len(found) < 2:
-        found.extend((message.body, time.monotonic() - start) for message in consumer.receive(10, wait=5))
-    assert [body for body, _ in found] == [b"now", b"later"]
-    assert found[1][1] >= 0.5
+        found.extend((message.body, time.monotonic() - start) for message in consumer.receive(10, wait=60))
+    assert sorted(body for body, _ in found) == [b"later", b"now"]
+    assert dict(found)[b"later"] >= 0.5
 
 
 def test_delayed_and_transactional(bus, t, g):
@@ -309,7 +319,7 @@ def test_delayed_and_transactional(bus, t, g):
     with producer.transaction() as txn:
         txn.send(t, b"never", delay=0.1)
         txn.rollback()
-    (message,) = consumer.receive(10, wait=10)
+    (message,) = consumer.receive(10, wait=60)
     assert message.body == b"later"
     assert time.monotonic() - start >= 0.4
     assert consumer.receive(10, wait=0.2) == []
@@ -338,7 +348,7 @@ def test_close_gives_back_at_once_what_was_not_handed_out(bus, t, g):
             next(stream).ack()
     other = bus.consumer(g, [t])
     found = []
-    for message in other.messages(idle_timeout=2.0):
+    for message in other.messages(idle_timeout=60.0):
         found.append(message.body)
         message.ack()
         if len(found) == 90:
@@ -351,7 +361,7 @@ def test_a_closed_consumer_takes_no_more_messages(bus, t, g):
     assert list(consumer.messages(idle_timeout=0.05)) == []
     consumer.close()
     fill(bus, g, t, 20)
-    found = bus.consumer(g, [t]).receive(100, wait=5)
+    found = bus.consumer(g, [t]).receive(100, wait=60)
     assert {message.attempt for message in found} == {1}
     assert len(found) == 20
 
@@ -362,13 +372,13 @@ def test_qos_2_by_the_message_id(bus, t, g, drain):
     assert len({(receipt.position, receipt.offset) for receipt in receipts}) == 1
     marks = set()
     consumer = bus.consumer(g, [t], qos=2, seen=lambda message: message.message_id in marks)
-    (message,) = consumer.receive(10, wait=5)
+    (message,) = consumer.receive(10, wait=60)
     marks.add(message.message_id)
     message.nack(delay=0)
     consumer.flush()
     assert consumer.receive(10, wait=0.3) == []
     producer.send(t, b"y")
-    assert [m.body for m in consumer.receive(10, wait=5)] == [b"y"]
+    assert [m.body for m in consumer.receive(10, wait=60)] == [b"y"]
 
 
 def test_qos_0_end_to_end(bus, t, g):
@@ -379,7 +389,7 @@ def test_qos_0_end_to_end(bus, t, g):
     assert producer.dropped == 0
     with bus.consumer(g, [t], qos=0) as consumer:
         found = []
-        for message in consumer.messages(idle_timeout=5.0):
+        for message in consumer.messages(idle_timeout=60.0):
             found.append(message.body)
             if len(found) == 50:
                 break
@@ -391,7 +401,7 @@ def test_batches_are_arrow_and_acks_are_durable_on_return(bus, t, g):
     assert bus.producer(f"{g}-p").send_batch(table).ok
     total = 0
     with bus.consumer(g, [t]) as consumer:
-        for batch in consumer.batches(max_messages=300, idle_timeout=2.0):
+        for batch in consumer.batches(max_messages=300, idle_timeout=60.0):
             assert 0 < len(batch) <= 300
             total += batch.arrow.num_rows
             batch.ack()
@@ -425,7 +435,7 @@ async def test_consuming_to_await(broker, t, g):
                 break
         await consumer.close()
         async with await bus.consumer(g, [t]) as other:
-            async for batch in other.batches(50, idle_timeout=5.0):
+            async for batch in other.batches(50, idle_timeout=60.0):
                 bodies.extend(message.body for message in batch)
                 await batch.ack()
                 if len(bodies) == 200:

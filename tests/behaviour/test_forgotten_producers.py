@@ -48,7 +48,7 @@ def test_its_answers_to_questions_count(bus, t, g, eventually):
     """The first thing that the broker hears of the forgotten one is an answer."""
     asked, other = bus.producer(g, checker=lambda check: mq.COMMIT), bus.producer(g, checker=unknown)
     for producer in (asked, other):
-        assert producer.wait_until_listening()
+        assert producer.wait_until_listening(60)
         producer.commit_batch(g, 1, [])
     bus.admin.forget_writer(g)
     transaction = other.prepare(t, b"1").transaction_id
@@ -77,7 +77,7 @@ def test_it_listens_again_when_the_broker_was_restarted_meanwhile(make_broker, s
     with broker.connect() as bus:
         asked = bus.producer("w", checker=lambda check: mq.COMMIT)
         asked.commit_batch("q", 1, [])
-        assert asked.wait_until_listening()
+        assert asked.wait_until_listening(60)
         bus.admin.forget_writer("q")
         broker.restart()
         eventually(lambda: [line["members"] for line in bus.admin.producers()] == [1])
@@ -90,14 +90,14 @@ def test_a_fenced_producer_is_not_asked_any_more_and_says_so_once(bus, t, g, eve
     """I7. It stops, instead of asking to be asked for ever."""
     asked = []
     old = bus.producer(g, instance="me", checker=asked.append)
-    assert old.wait_until_listening()
+    assert old.wait_until_listening(60)
     [loop] = old._production._loops
     new = bus.producer(g, instance="me", checker=lambda check: mq.COMMIT)
-    assert new.wait_until_listening()
+    assert new.wait_until_listening(60)
     transactions = [new.prepare(t, b"1").transaction_id for _ in range(10)]
     eventually(lambda: all(bus.admin.transaction(one)["state"] == "committed" for one in transactions))
     assert not asked
-    loop._thread.join(10)
+    loop._thread.join(60)
     assert not loop._thread.is_alive(), "it listens on"
     with pytest.raises(mq.Fenced):
         old.wait_until_listening()

@@ -26,7 +26,7 @@ def told(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def fail(bus: mq.Bus, group: str, count: int) -> None:
     with bus.consumer(group, "orders", max_attempts=1, retry_backoff=0.001) as consumer:
-        for message in consumer.receive(count, wait=30.0):
+        for message in consumer.receive(count, wait=60.0):
             message.nack(0.0, "poison")
         consumer.flush()
 

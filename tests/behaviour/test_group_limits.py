@@ -24,7 +24,7 @@ def sent(bus: mq.Bus, topic: str, keys: str) -> None:
     producer.send_batch(rows)
 
 
-def taken(consumer: mq.Consumer, most: int = 100, wait: float = 30.0) -> list[Any]:
+def taken(consumer: mq.Consumer, most: int = 100, wait: float = 60.0) -> list[Any]:
     return consumer.receive(most, wait=wait)
 
 

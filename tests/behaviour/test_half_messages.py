@@ -184,7 +184,7 @@ def test_1_14_a_group_is_made_with_a_check_policy(bus, t, g):
 
 
 @pytest.mark.invariant("I11")
-def test_1_14_a_groups_policy_outlives_the_broker(own, t, g):
+def test_1_14_a_groups_policy_outlives_the_broker(own, t, g, eventually):
     """Asked twice by its own interval, then rolled back, while the broker's settings would ask in an hour and park."""
     broker = own(transaction_timeout=3600, check_interval=3600)
     quick = {"transaction_timeout": 0.1, "check_interval": 0.1, "check_max": 2, "checks_exhausted": "rollback"}
@@ -195,10 +195,10 @@ def test_1_14_a_groups_policy_outlives_the_broker(own, t, g):
     with broker.connect() as bus:
         producer = bus.producer(g, checker=lambda check: asked.append(check.attempt) or mq.UNKNOWN)
         transaction = producer.prepare(t, b"x").transaction_id
-        while bus.admin.transaction(transaction)["state"] != "rolled_back":
-            pass
-        assert bus.admin.transaction(transaction)["decided_by"] == "exhausted"
-    assert asked == [1, 2]
+        eventually(lambda: bus.admin.transaction(transaction)["state"] == "rolled_back")
+        told = bus.admin.transaction(transaction)
+        assert (told["decided_by"], told["checks"]) == ("exhausted", 2)
+    assert asked in ([1, 2], [1], [2], []), "a producer that is late does not hear a question that is over"
 
 
 def test_a_broker_can_refuse_transactions(own, t, g):
@@ -278,7 +278,7 @@ async def test_the_same_to_await(broker, t, g):
         assert (await producer.end_batch(receipts.transactions, [mq.COMMIT, mq.ROLLBACK])).ok
         bodies = set()
         while len(bodies) < 4:
-            for message in await consumer.receive(10, wait=5.0):
+            for message in await consumer.receive(10, wait=60.0):
                 bodies.add(message.body)
                 await message.ack()
         assert bodies == {b"1", b"2", b"3", b"4"}

@@ -24,7 +24,7 @@ def numbers(messages) -> list[tuple[int, int]]:
 def silent(broker, topic: str, count: int) -> list[mq.Received]:
     """A process that takes messages and is never heard of again (its connection goes with it)."""
     with broker.connect() as bus:
-        return holder(bus, topic, "one").receive(count, wait=5)
+        return holder(bus, topic, "one").receive(count, wait=60)
 
 
 @pytest.mark.invariant("I27")
@@ -34,10 +34,10 @@ def test_nobody_else_gets_it_until_the_name_comes_back(own, t):
         fill(bus, t, 6)
         assert numbers(silent(broker, t, 4)) == [(n, 1) for n in range(4)]
         with holder(bus, t, "two") as other:
-            assert numbers(other.receive(10, wait=1)) == [(4, 1), (5, 1)]
+            assert numbers(other.receive(10, wait=60)) == [(4, 1), (5, 1)]
             assert other.receive(10, wait=0.3) == [], "six leases' time"
             with holder(bus, t, "one") as back:
-                again = back.receive(10, wait=5)
+                again = back.receive(10, wait=60)
                 assert numbers(again) == [(n, 2) for n in range(4)]
                 assert all(message.redelivered for message in again)
                 for message in again:
@@ -51,11 +51,11 @@ def test_an_older_process_can_neither_receive_nor_settle(own, t):
     with broker.connect() as bus, broker.connect() as other:
         fill(bus, t, 3)
         old = holder(bus, t, "one")
-        [first, second] = old.receive(2, wait=5)
+        [first, second] = old.receive(2, wait=60)
         first.ack()
         old.flush()
         with holder(other, t, "one") as new:
-            assert numbers(new.receive(10, wait=5)) == [(1, 2), (2, 1)]
+            assert numbers(new.receive(10, wait=60)) == [(1, 2), (2, 1)]
             second.ack()
             assert old.flush() == 1
             with pytest.raises(mq.Fenced):
@@ -70,12 +70,12 @@ def test_fencing_gives_back_to_the_group(own, t):
     with broker.connect() as bus:
         fill(bus, t, 4)
         lost = holder(bus, t, "one")
-        held = lost.receive(3, wait=5)
+        held = lost.receive(3, wait=60)
         with holder(bus, t, "two") as other:
             [line] = [line for line in bus.admin.members(f"c-{t}") if line["instance"] == "one"]
             assert (line["messages"], line["fenced"], line["held"][0]["last"]) == (3, False, 2)
             assert bus.admin.fence(f"c-{t}", "one") == 3
-            assert numbers(other.receive(10, wait=5)) == [(0, 2), (1, 2), (2, 2), (3, 1)]
+            assert numbers(other.receive(10, wait=60)) == [(0, 2), (1, 2), (2, 2), (3, 1)]
             for message in held:
                 message.ack()
             assert lost.flush() == 3, "late acknowledgements are refused"
@@ -127,7 +127,7 @@ def test_what_was_fetched_and_not_handed_out_is_given_back_uncounted(own, t):
                 message.ack()
                 break
         with holder(bus, t, "two") as other:
-            assert numbers(other.receive(20, wait=5)) == [(n, 1) for n in range(1, 10)]
+            assert numbers(other.receive(20, wait=60)) == [(n, 1) for n in range(1, 10)]
 
 
 def test_options_go_together(bus, t):
@@ -152,7 +152,7 @@ def test_to_await(own, t):
     async def work() -> list[tuple[int, int]]:
         async with await broker.aconnect() as bus:
             consumer = await bus.consumer(f"c-{t}", t, instance="one", in_doubt="hold")
-            return numbers(await consumer.receive(10, wait=5))
+            return numbers(await consumer.receive(10, wait=60))
 
     assert asyncio.run(work()) == [(0, 1), (1, 1)]
     assert asyncio.run(work()) == [(0, 2), (1, 2)]

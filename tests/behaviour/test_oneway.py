@@ -20,7 +20,7 @@ def test_an_end_that_is_not_waited_for_comes_to_pass(bus, t, g):
     with pytest.raises(ZeroDivisionError), producer.transaction() as dropped:  # noqa: PT012
         dropped.send(t, b"dropped")
         1 / 0
-    (message,) = consumer.receive(10, wait=20)
+    (message,) = consumer.receive(10, wait=60)
     assert (message.body, message.transaction_id) == (b"kept", txn.id)
     message.ack()
     assert producer.flush()
@@ -47,7 +47,7 @@ async def test_the_same_to_await(broker, t, g):
         producer = bus.producer(g, unasked=True, confirm="oneway")
         async with producer.transaction() as txn:
             await txn.send(t, b"kept")
-        (message,) = await (await bus.consumer(g, t)).receive(10, wait=20)
+        (message,) = await (await bus.consumer(g, t)).receive(10, wait=60)
         assert (message.body, message.transaction_id) == (b"kept", txn.id)
         message.ack()
         assert await producer.rollback(txn.id) is mq.Code.SENT
@@ -82,7 +82,7 @@ def test_the_committed_copy_is_the_prepared_message_and_a_rolled_back_one_is_an_
         viewed = bus.view_message(t, receipt.message_id)
         assert (viewed.state, viewed.key, viewed.body) == ("open", "o-1", b"book")
     assert (producer.rollback(dropped.transaction_id), producer.commit(kept.transaction_id)) == (mq.Code.SENT,) * 2
-    (message,) = consumer.receive(10, wait=20)
+    (message,) = consumer.receive(10, wait=60)
     assert content(message) == (kept.message_id, b"book", WHOLE)
     assert message.transaction_id == kept.transaction_id
     message.ack()
@@ -102,7 +102,7 @@ async def test_the_same_copy_to_await(broker, t, g):
         kept, dropped = [await producer.prepare(t, b"book", **WHOLE) for _ in range(2)]
         assert await producer.rollback(dropped.transaction_id) is mq.Code.SENT
         assert await producer.commit(kept.transaction_id) is mq.Code.SENT
-        (message,) = await (await bus.consumer(g, t)).receive(10, wait=20)
+        (message,) = await (await bus.consumer(g, t)).receive(10, wait=60)
         assert content(message) == (kept.message_id, b"book", WHOLE)
         message.ack()
         assert await producer.flush()
@@ -127,7 +127,7 @@ def test_without_a_checker_an_end_that_never_came_leaves_it_open_until_somebody_
     assert bus.admin.read(t).read_all()["message_id"].to_pylist() == [lost.message_id]
 
 
-def test_closing_sends_what_is_on_its_way(broker, t, g):
+def test_closing_sends_what_is_on_its_way(broker, t, g, drain):
     with broker.connect() as bus:
         producer = bus.producer(g, unasked=True, confirm="oneway")
         ids = [receipt.transaction_id for receipt in producer.prepare_batch([mq.Message(t, b"x")] * 200).check()]
@@ -135,7 +135,15 @@ def test_closing_sends_what_is_on_its_way(broker, t, g):
             producer.commit(identity)
     assert (producer.refused_ends, producer.unknown_ends) == (0, 0)
     with broker.connect() as bus:
-        assert len(bus.consumer(g, t).receive(1000, wait=20)) == 200
+        drain(bus.consumer(g, t), 200)
+
+
+def prepared(producer, topic, message_id):
+    """A transaction; None if the broker did not answer in the producer's short time."""
+    try:
+        return producer.prepare(topic, b"asked back", message_id=message_id).transaction_id
+    except mq.Unknown:
+        return None
 
 
 @pytest.mark.invariant("I14")
@@ -147,7 +155,8 @@ def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, served_kind
         again = producer.prepare(t, b"sent again").transaction_id
         with broker.connect() as dying:
             dead = dying.producer(f"{g}-dead", checker=lambda check: mq.UNKNOWN, confirm="oneway", timeout=3.0)
-            lost = dead.prepare(t, b"asked back").transaction_id
+            while (lost := prepared(dead, t, f"{g}-lost")) is None:
+                pass
             broker.stop(kill=True)
             assert (producer.commit(again), dead.commit(lost)) == (mq.Code.SENT, mq.Code.SENT)
         assert (dead.refused_ends, dead.unknown_ends) == (0, 1)
@@ -158,4 +167,4 @@ def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, served_kind
         asked = []
         bus.producer(f"{g}-dead", checker=lambda check: asked.append(check.transaction_id) or mq.COMMIT)
         eventually(lambda: state(bus, lost) == "committed")
-        assert asked == [lost]
+        assert set(asked) == {lost}

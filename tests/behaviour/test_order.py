@@ -53,7 +53,7 @@ def test_after_a_nack_the_later_messages_of_its_key_wait_and_other_keys_go_on(bu
     put(bus, g, t, "a0 a1 b0 a2 b1 a3 b2")
     work = Work("a1")
     with bus.consumer(g, [t], ordered=True) as consumer:
-        work.through(consumer, consumer.messages(idle_timeout=10.0), 7)
+        work.through(consumer, consumer.messages(idle_timeout=60.0), 7)
         assert consumer.refused == 0
     assert work.effects == ["a0", "b0", "b1", "b2", "a1", "a2", "a3"]
     groups = {group["name"]: group for group in bus.admin.groups()}
@@ -65,7 +65,7 @@ def test_what_came_in_several_batches_waits_too(bus, t, g):
     put(bus, g, t, " ".join(f"a{n} b{n}" for n in range(10)))
     work = Work("a2", "b5", "a7")
     with bus.consumer(g, [t], ordered=True, max_bytes=1, prefetch=4) as consumer:
-        work.through(consumer, consumer.messages(idle_timeout=10.0), 20)
+        work.through(consumer, consumer.messages(idle_timeout=60.0), 20)
         assert consumer.refused == 0
     assert work.of("a") == [f"a{n}" for n in range(10)]
     assert work.of("b") == [f"b{n}" for n in range(10)]
@@ -76,7 +76,7 @@ def test_a_batch_passes_over_what_waits_behind_a_nack(bus, t, g):
     put(bus, g, t, "a0 a1 b0 a2 b1 a3 b2")
     work = Work("a1", "b0")
     with bus.consumer(g, [t], ordered=True) as consumer:
-        for batch in consumer.batches(3, idle_timeout=10.0):
+        for batch in consumer.batches(3, idle_timeout=60.0):
             work.through(consumer, batch, 7)
             if len(work.effects) == 7:
                 break
@@ -89,7 +89,7 @@ def test_a_batch_that_is_given_back_comes_again_before_what_follows(bus, t, g):
     put(bus, g, t, " ".join(f"a{n} b{n} c{n}" for n in range(6)))
     found, failed = [], 0
     with bus.consumer(g, [t], ordered=True) as consumer:
-        for batch in consumer.batches(4, idle_timeout=10.0):
+        for batch in consumer.batches(4, idle_timeout=60.0):
             failed += 1
             if failed in (1, 2, 4):
                 batch.nack(delay=0, wait=failed != 2)
@@ -111,7 +111,7 @@ def test_awaited_the_same(broker, t, g):
             names = ["a0", "a1", "b0", "a2", "b1", "a3", "b2"]
             await producer.send_batch([mq.Message(t, n.encode(), key=n[0], queue=0) for n in names])
             async with await bus.consumer(g, [t], ordered=True) as consumer:
-                async for message in consumer.messages(idle_timeout=10.0):
+                async for message in consumer.messages(idle_timeout=60.0):
                     await (message.nack(delay=0.1) if work.fails(message) else message.ack())
                     if len(work.effects) == 7:
                         break
@@ -127,47 +127,48 @@ def test_awaited_the_same(broker, t, g):
 def test_a_list_of_messages_tells_which_of_them_come_again(bus, t, g):
     put(bus, g, t, "a0 b0 a1 b1")
     with bus.consumer(g, [t], ordered=True) as consumer:
-        messages = consumer.receive(10, wait=10)
+        messages = consumer.receive(10, wait=60)
         assert [message.withdrawn for message in messages] == [False] * 4
         messages[0].nack(delay=0)
         assert [message.withdrawn for message in messages] == [False, False, True, False]
         for message in messages[1:]:
             message.ack()
         assert consumer.flush() == 1, "the ack of what was withdrawn is refused"
-        assert [message.body for message in consumer.receive(10, wait=10)] == [b"a0", b"a1"]
+        assert [message.body for message in consumer.receive(10, wait=60)] == [b"a0", b"a1"]
 
 
 def test_a_dead_letter_lets_its_key_go_on(bus, t, g):
     put(bus, g, t, "a0 a1 a2")
     work = Work("a0")
     with bus.consumer(g, [t], ordered=True, max_attempts=1) as consumer:
-        work.through(consumer, consumer.messages(idle_timeout=10.0), 2)
+        work.through(consumer, consumer.messages(idle_timeout=60.0), 2)
     assert work.effects == ["a1", "a2"]
     assert len(bus.admin.dead_letters(g)) == 1
 
 
 @pytest.mark.invariant("I20")
-def test_when_a_lease_has_ended_what_is_left_of_it_is_withdrawn(bus, t, g):
+def test_when_a_lease_has_ended_what_is_left_of_it_is_withdrawn(bus, t, g, eventually):
     put(bus, g, t, "a0 a1 a2 b0")
     with bus.consumer(g, [t], ordered=True, lease=0.3) as slow, bus.consumer(g, [t], ordered=True) as quick:
-        messages = slow.receive(10, wait=10)
+        messages = slow.receive(10, wait=60)
         found = []
         while len(found) < 4:  # once the lease of the slow one has ended
-            for message in quick.receive(10, wait=10):
+            for message in quick.receive(10, wait=60):
                 found.append(message.body.decode())
                 message.ack()
             quick.flush()
-        assert [message.withdrawn for message in messages] == [True] * 4
+        eventually(lambda: [message.withdrawn for message in messages] == [True] * 4)  # its own clock is a little later
     assert [name for name in found if name[0] == "a"] == ["a0", "a1", "a2"]
 
 
 def test_an_ack_that_comes_too_late_withdraws_what_follows_in_its_lease(bus, t, g):
     put(bus, g, t, "a0 a1 a2 b0")
     with bus.consumer(g, [t], ordered=True) as slow, bus.consumer(g, [t], ordered=True) as quick:
-        messages = slow.receive(10, wait=10)
+        messages = slow.receive(10, wait=60)
         messages[0].extend(0.2)
-        slow._consumption.order.extend(0, [messages[0]._rows.handle(0)[0]], 60.0)  # its clock is slow, too
-        assert [message.body for message in quick.receive(1, wait=10)] == [b"b0"]
+        slow._consumption.order.extend(0, [messages[0]._rows.handle(0)[0]], 600.0)  # its clock is slow, too
+        (again,) = quick.receive(1, wait=60)
+        assert again.body in (b"b0", b"a0"), "which of them depends on when it asks"
         messages[0].ack()
         assert slow.flush() == 1
         assert [message.withdrawn for message in messages[1:]] == [True] * 3
@@ -180,18 +181,23 @@ def test_several_consumers_of_a_group_keep_the_order_of_each_key(bus, t, g):
     effects: list[str] = []
     lock = threading.Lock()
 
-    def run(number: int) -> None:
-        with bus.consumer(g, [t], ordered=True, retry_backoff=0.01, max_attempts=100) as consumer:
-            for message in consumer.messages(idle_timeout=1.0):
+    def run(number: int, consumer: mq.Consumer) -> None:
+        with consumer:
+            for message in consumer:
                 name = message.body.decode()
                 if (int(name[1:]) + number) % 7 == 0 and not message.redelivered:
                     message.nack()
                     continue
+                message.ack()
                 with lock:
                     effects.append(name)
-                message.ack()
+                    if len(effects) == len(keys) * count:
+                        for one in consumers:
+                            one.stop()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    given: dict[str, Any] = {"ordered": True, "retry_backoff": 0.01, "max_attempts": 100}
+    consumers = [bus.consumer(g, [t], **given) for _ in range(3)]
+    threads = [threading.Thread(target=run, args=one) for one in enumerate(consumers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,10 +215,10 @@ def test_members_that_hold_what_is_in_doubt_keep_the_order_of_each_key_through_a
     with broker.connect() as bus:
         put(bus, g, t, " ".join(names))
         with bus.consumer(g, [t], **options) as consumer:
-            work.through(consumer, consumer.messages(idle_timeout=10.0), 5)
+            work.through(consumer, consumer.messages(idle_timeout=60.0), 5)
     broker.restart(kill=broker.is_served)
     with broker.connect() as bus, bus.consumer(g, [t], **options) as consumer:
-        work.through(consumer, consumer.messages(idle_timeout=10.0), 12)
+        work.through(consumer, consumer.messages(idle_timeout=60.0), 12)
     assert work.of("a") == [f"a{n}" for n in range(6)]
     assert work.of("b") == [f"b{n}" for n in range(6)]
 
@@ -224,15 +230,18 @@ def test_a_dead_consumer_leaves_each_key_in_order(broker, t, g):
     gone = broker.connect()
     with broker.connect() as bus:
         put(gone, g, t, " ".join(names))
-        consumer = gone.consumer(g, [t], ordered=True, lease=0.5)
+        consumer = gone.consumer(g, [t], ordered=True, lease=120.0)
         messages = consumer.messages()
         for _ in range(8):
             message = next(messages)
             (message.nack(delay=0.05) if first.fails(message) else message.ack())
-        consumer.flush()  # and nothing is heard of it any more
+        last = next(messages)
         consumer._consumption.give_back = lambda *_: None
+        consumer.stop()
+        last.extend(0.5)  # it and all that is left of its lease
+        consumer.flush()  # and nothing is heard of it any more
         with bus.consumer(g, [t], ordered=True) as heir:
-            second.through(heir, heir.messages(idle_timeout=10.0), 18 - len(first.effects))
+            second.through(heir, heir.messages(idle_timeout=60.0), 18 - len(first.effects))
     gone.close()
     for key in "abc":
         effects = first.of(key) + second.of(key)
@@ -249,7 +258,7 @@ def test_a_broker_killed_again_and_again_keeps_the_order_of_each_key(make_broker
 
     def run(bus: mq.Bus, number: int) -> None:
         with bus.consumer(g, [t], ordered=True, retry_backoff=0.02, max_attempts=1000) as consumer:
-            for message in consumer.messages(idle_timeout=5.0):
+            for message in consumer.messages(idle_timeout=120.0):
                 name = message.body.decode()
                 if not message.redelivered and int(name[1:]) % 9 == number:
                     message.nack()
@@ -267,7 +276,7 @@ def test_a_broker_killed_again_and_again_keeps_the_order_of_each_key(make_broker
         thread = threading.Thread(target=run, args=(bus, 4))
         thread.start()
         for event in reached:
-            assert event.wait(30)
+            assert event.wait(60)
             broker.restart(kill=True)
         thread.join()
     for key in keys:

@@ -77,14 +77,14 @@ def test_it_wakes_when_a_message_becomes_visible_not_before(bus, t, g):
         producer = bus.producer(g, checker=lambda check: mq.UNKNOWN)
         half = producer.prepare(t, b"half", queue=1)
         bus.producer("plain").send(t, b"plain", queue=0)
-        assert came.wait(30)
+        assert came.wait(60)
         assert found == [b"plain"]
         came.clear()
         producer.commit(half.transaction_id)
-        assert came.wait(30)
+        assert came.wait(60)
         assert found == [b"plain", b"half"]
         reader.close()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -21,6 +21,12 @@ from escrowmq_lab.servers.process import pause
 Make = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the answer of a broker that is only slow."""
+    monkeypatch.setattr(connecting, "ASK_SECONDS", 60.0)
+
+
 def reading(folder: Path) -> mq.Bus:
     return mq.connect(f"file:{folder}", read_only=True)
 

@@ -98,7 +98,7 @@ def test_a_reader_reads_every_view(filled):
 def test_1_15_a_committed_message_tells_where_its_half_message_stands(filled):
     _, bus = filled
     shard = bus.admin.hello()[0]["shard"]
-    (committed, *_) = bus.consumer("who-asks", "t").receive(10, wait=5.0)
+    (committed, *_) = bus.consumer("who-asks", "t").receive(10, wait=60.0)
     assert committed.transaction_id is not None
     with bus.reader("%half", start={(shard, 0): committed.position}) as reader:
         half = rows(reader)[0]
@@ -180,21 +180,27 @@ def test_a_consumer_browses_and_acknowledges_nothing(filled):
 
     before = bus.admin.groups()
     with bus.consumer("browser", "%half") as consumer:
-        found = list(consumer.messages(idle_timeout=0.5))
+        found = list(itertools.islice(consumer, 6))
         look(found, found[0])
+        assert list(consumer.messages(idle_timeout=0.5)) == []
         assert consumer.flush() == consumer.refused == 0
         begin(bus, 1, first=6)
-        assert [m.key for m in consumer.receive(5, wait=10.0)] == ["k6"]
-        (batch,) = bus.consumer("browser", "%op", tags=None).batches(idle_timeout=0.5)
+        assert [m.key for m in consumer.receive(5, wait=60.0)] == ["k6"]
+        batch = next(bus.consumer("browser", "%op", tags=None).batches())
         with pytest.raises(mq.EscrowError, match="nothing to ack"):
             batch.ack()
         assert len(batch) == 4
-        assert [m.body for m in bus.consumer("browser", DEAD).receive(1, wait=10.0)] == [b"x"]
+        assert [m.body for m in bus.consumer("browser", DEAD).receive(1, wait=60.0)] == [b"x"]
     assert bus.admin.groups() == before, "no group was made"
 
     async def awaited():
         async with await broker.aconnect() as other, await other.consumer("browser", ["%half"], tags="a") as consumer:
-            found = [m async for m in consumer.messages(idle_timeout=0.5)]
+            found = []
+            async for message in consumer:
+                found.append(message)
+                if len(found) == 3:
+                    break
+            assert [m async for m in consumer.messages(idle_timeout=0.5)] == []
             assert [m.key for m in found] == ["k1", "k3", "k5"]
             with pytest.raises(mq.EscrowError, match="nothing to nack"):
                 await found[0].nack()

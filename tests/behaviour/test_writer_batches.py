@@ -5,7 +5,7 @@ import pytest
 import escrowmq as mq
 
 
-def test_a_batch_counts_once_whoever_repeats_it(bus, t, g):
+def test_a_batch_counts_once_whoever_repeats_it(bus, t, g, drain):
     first, second = (bus.producer(g, instance=name, checker=lambda check: mq.UNKNOWN) for name in "ab")
     mine = [first.prepare(t, b"1").transaction_id, first.prepare(t, b"2").transaction_id]
     assert first.last_batch(g) is None
@@ -16,7 +16,7 @@ def test_a_batch_counts_once_whoever_repeats_it(bus, t, g):
     assert second.last_batch(g) == 0
     assert {op["state"] for op in bus.admin.transactions(group=g)} == {"committed", "rolled_back"}
     with bus.consumer(g, [t]) as consumer:
-        assert sorted(m.body for m in consumer.messages(idle_timeout=0.5)) == [b"1", b"2"]
+        assert sorted(m.body for m in drain(consumer, 2)) == [b"1", b"2"]
 
 
 def test_a_batch_that_cannot_be_committed_changes_nothing(bus, t, g):
