@@ -42,7 +42,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shop.commit(ids[0])
         bus.admin.rollback(ids[1], why="so")
         with bus.consumer("g", "t") as consumer:
-            for message in consumer.receive(5, wait=5.0):
+            for message in consumer.receive(5, wait=60.0):
                 message.ack()
     return folder
 

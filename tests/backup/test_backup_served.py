@@ -244,7 +244,7 @@ def test_only_files_of_the_log_are_read(server: Server, request_: dict[str, obje
 def test_a_file_is_read_in_pieces(server: Server) -> None:
     with mq.connect(server.url) as bus:
         link = bus.router.links[0]
-        file = link.action("backup.files", {}, 5)["segments"][0]
+        file = link.action("backup.files", {}, 60)["segments"][0]
         whole = link.read({"source": "%file." + file["name"], "start": 0, "end": file["bytes"]}).read_all()
         part = link.read({"source": "%file." + file["name"], "start": 100, "end": 200}).read_all()
     assert part.schema == pa.schema([("start", pa.int64()), ("content", pa.binary())]) or part.num_rows == 1

@@ -73,7 +73,7 @@ def test_a_broker_on_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path
         set_full(tmp_path, False)
         producer.send("t", b"after", key="after")
         with bus.consumer("g", ["t"]) as consumer:
-            got = {message.key for message in consumer.receive(200, wait=5.0)}
+            got = {message.key for message in consumer.receive(200, wait=60.0)}
     assert {*sent, "after"} <= got
     calls.give_back()
     engine.stop()

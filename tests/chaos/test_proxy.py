@@ -79,7 +79,7 @@ def whole(proxy: Proxy) -> Iterator[None]:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    return socket.create_connection((host, port), timeout=30)
+    return socket.create_connection((host, port), timeout=60)
 
 
 def talk(connection: socket.socket, word: bytes = b"word") -> None:
@@ -160,9 +160,9 @@ def test_silence_keeps_everything_and_goes_on(proxy: Proxy, echo: Echo, directio
             with pytest.raises(TimeoutError):
                 new.recv(1)
             proxy.heal("node")
-            new.settimeout(30)
+            new.settimeout(60)
             assert hear(new, 3) == b"new"
-        connection.settimeout(30)
+        connection.settimeout(60)
         assert hear(connection, 4) == b"late"
         talk(connection)
 
@@ -200,16 +200,17 @@ def test_a_receiver_that_does_not_read_holds_its_sender_up(proxy: Proxy, echo: E
 
         with pytest.raises(TimeoutError):
             fill()
-        connection.settimeout(30)
+        connection.settimeout(60)
         assert hear(connection, sum(taken)) == b"x" * sum(taken)
         talk(connection)
 
 
 def test_a_connection_that_is_over_is_forgotten(proxy: Proxy, echo: Echo) -> None:
-    before = proxy.connections()
+    while proxy.connections():  # of the test before
+        pass
     connection = connect(NODE, echo.port)
     talk(connection)
-    assert proxy.connections() == before + 1
+    assert proxy.connections() == 1
     connection.close()
-    while proxy.connections() > before:
+    while proxy.connections():
         pass

@@ -57,7 +57,9 @@ def test_nothing_is_lost_repeated_or_leaked_in_ten_rounds(tmp_path: Path) -> Non
 )
 def test_a_mode_that_is_wrong_is_found(mode: str, found: str, tmp_path: Path) -> None:
     wrong = f"wrong_modes:{mode}"
-    options = Options(rounds=1, period=0.5, producers=1, brokers=1, consumers=1, modes=(wrong,), patience=8.0, rate=100)
+    options = Options(
+        rounds=1, period=0.5, producers=1, brokers=1, consumers=1, modes=(wrong,), patience=60.0, rate=100
+    )
     findings = run(options, tmp_path).findings
     (name,) = findings.tallies
     assert findings.of(found, name) > 0, findings.broken

@@ -33,7 +33,7 @@ class _Plain(Mode):
     """About the last messages, when they are out."""
 
     def place(self, site: Site) -> None:
-        with site.bus.producer(f"planted-{self.name}-{site.name}", timeout=10.0) as producer:
+        with site.bus.producer(f"planted-{self.name}-{site.name}", timeout=60.0) as producer:
             while not site.closing.is_set():
                 self._place(site, producer, self.ids(site, 5))
             last = [f"{self.name}.{site.name}.{site.process}{LAST}{number}.1" for number in range(10)]
@@ -52,7 +52,7 @@ class _Plain(Mode):
 
     def take(self, site: Site) -> None:
         topic = self.topic(site.number)
-        with site.bus.consumer(f"planted-{topic}", [topic], timeout=10.0) as consumer:
+        with site.bus.consumer(f"planted-{topic}", [topic], timeout=60.0) as consumer:
             while not site.ended.is_set():
                 self.handle(site, consumer)
 
@@ -87,7 +87,7 @@ class AckFirst(_Plain):
         messages = consumer.receive(10, wait=0.2)
         for message in messages:
             message.ack()
-        consumer.flush(10)
+        consumer.flush(60)
         die_once(site, [message.body for message in messages])
         with Session(site.engine) as session, session.begin():
             site.books.effect(session, self.name, [message.body for message in messages])
