@@ -182,7 +182,7 @@ def test_an_operator_can_have_it_asked_again(own, t, g, eventually):
         asked = Asked(mq.UNKNOWN)
         identity = leave(bus.producer(g, checker=asked), t)
         eventually(lambda: state(bus, identity) == "parked")  # it is asked too often, answered or not
-        asked.one.acquire(timeout=60)
+        asked.one.acquire(timeout=5)
         asked.answers[:] = [mq.COMMIT]
         assert bus.admin.recheck(identity) is mq.Code.OK
 

@@ -18,9 +18,10 @@ from escrowmq.cli.main import app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "first"
 SCRIPT = FOLDER / "first.py"
-WAITS = {"transaction_timeout=20": "transaction_timeout=1, check_interval=1", "idle_timeout=20": "idle_timeout=5"}
+WAITS = {"transaction_timeout=20": "transaction_timeout=1, check_interval=1", "idle_timeout=20": "idle_timeout=2"}
 """The program waits for a reader; a test does not."""
-KILLING = """
+PATIENT = (Path(__file__).parent / "patient.py").read_text()
+KILLING = f"""{PATIENT}
 import os, runpy, signal, sys
 
 script, last = sys.argv[1], int(sys.argv[2])
@@ -40,6 +41,11 @@ def trace(frame, event, _):
 sys.settrace(trace)
 runpy.run_path(script, run_name="__main__")
 print("lines:", lines)
+"""
+WHOLE = f"""{PATIENT}
+import runpy, sys
+
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
 """Runs a program, and kills it before it executes a line for the time number ``last``; prints how many it executed."""
 
@@ -87,7 +93,9 @@ def test_killed_at_its_pause_and_run_again_it_is_correct_and_find_says_why(tmp_p
     assert killed.returncode == -signal.SIGKILL
     (order,) = stored_orders(tmp_path)
     assert visible_messages(tmp_path) == []
-    again = run(tmp_path, "-c", impatient())
+    script = tmp_path / "first.py"
+    script.write_text(impatient())
+    again = run(tmp_path, "-c", WHOLE, script)
     assert (again.returncode, again.stderr) == (0, "")
     assert order in received(again)
     assert sorted(received(again)) == stored_orders(tmp_path) == visible_messages(tmp_path)
@@ -112,7 +120,7 @@ def test_killed_at_every_line_and_run_again_it_is_correct(tmp_path: Path) -> Non
         assert ran.returncode == -signal.SIGKILL, (line, ran.stderr)
         if (tmp_path / "data").exists():
             assert {*visible_messages(tmp_path)} <= {*stored_orders(tmp_path)}, line
-    last = run(tmp_path, script)
+    last = run(tmp_path, "-c", WHOLE, script)
     assert (last.returncode, last.stderr) == (0, "")
     orders = stored_orders(tmp_path)
     assert len(orders) >= 5, "killed at, and after, its pause"
