@@ -50,7 +50,7 @@ class Workers:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def environment(self, **conf: Any) -> dict[str, str]:
-        conf = {"broker_transport_options": self.options, **conf}
+        conf = {"broker_transport_options": self.options, "broker_connection_timeout": PATIENT, **conf}
         paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {"PYTHONPATH": os.pathsep.join(paths), "BROKER_URL": self.url, "TOLD": str(self.told_file)}
         return {**os.environ, **own, "CELERY_CONF": json.dumps(conf)}
