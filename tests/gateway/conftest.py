@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {
     "check_interval": 0.1,
     "check_max": 1000,
     "retry_backoff": 0.02,
-    "lease_seconds": 30.0,
+    "lease_seconds": 600.0,
 }
 """Settings under which check-back and redelivery come to pass within a test."""
 
@@ -48,7 +48,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
-            assert started.wait(30)
+            assert started.wait(60)
             stack.callback(thread.join)
             stack.callback(stop.set)
             return str(ready[0]["url"])
@@ -68,11 +68,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run_gateway() -> Iterator[Callable[..., Client]]:
-    """Run a gateway over links, with limits and addresses, and a client of it."""
+    """Run a gateway over links, with limits and addresses, and a client of it. What is limited has no limit of time
+    that a busy machine could exceed, unless it is given one."""
     with ExitStack() as stack:
 
         def run(over: Any, addresses: dict[str, Address] | None = None, **limits: Any) -> Client:
-            settings = GatewaySettings(**limits)
+            settings = GatewaySettings(**{"timeout": 60.0, "header_timeout": 60.0, "body_timeout": 60.0, **limits})
             ready = stack.enter_context(
                 beside(lambda _: over, listen="127.0.0.1:0", addresses=addresses, settings=settings)
             )

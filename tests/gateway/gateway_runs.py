@@ -34,7 +34,7 @@ class Counted(ParcelsByExchange):
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: dict[str, Any]) -> Future[pa.RecordBatch]:
         if kind is not Exchange.RECEIVE:
-            assert self.gate.wait(30)
+            assert self.gate.wait(120)
         self.counts[kind] += 1
         self.rows[kind] += batch.num_rows
         return self._link.exchange(kind, batch, options)
@@ -114,9 +114,10 @@ class Asked:
 
 
 class Receiver:
-    """A receiver of check-backs that answers as it is told; ``asked`` are the questions that came."""
+    """A receiver of check-backs that answers as it is told; ``asked`` are the questions that came. Unless it
+    ``listens``, its port is its own and refuses connections until :meth:`listen`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, *, listens: bool = True) -> None:
         self.asked: list[Asked] = []
         self.came = threading.Condition()
         self.answer: Answer = lambda asked: (200, {}, asked.all("in progress"))
@@ -148,17 +149,23 @@ class Receiver:
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
 
-        self.server = Server(("127.0.0.1", port), Handler)
+        self.server = Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
         self.server.daemon_threads = True
+        self.server.server_bind()
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/checks"
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        if listens:
+            self.listen()
+
+    def listen(self) -> None:
+        self.server.server_activate()
         self._thread.start()
 
     def wait(self, count: int) -> None:
         """Until ``count`` questions came."""
         with self.came:
-            assert self.came.wait_for(lambda: len(self.asked) >= count, 30)
+            assert self.came.wait_for(lambda: len(self.asked) >= count, 60)
 
     def close(self) -> None:
         self.server.shutdown()
@@ -170,8 +177,18 @@ class Receiver:
 def raw_connection(url: str) -> Iterator[socket.socket]:
     """A bare connection, for requests that no client would send."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         yield connection
+
+
+@contextmanager
+def raw_request(url: str, path: str, content: Any) -> Iterator[None]:
+    """A client that has posted JSON, and hangs up at the end of the block without an answer."""
+    with raw_connection(url) as connection:
+        body = json.dumps(content).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {url.removeprefix('http://')}\r\nContent-Type: application/json\r\n"
+        connection.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield
 
 
 def answer_of(connection: socket.socket) -> tuple[int, dict[str, Any]]:

@@ -35,7 +35,7 @@ def post(client: Client, topic: str, made: http.HTTPMessage, **more: str) -> tup
 def receive(client: Client, group: str, topic: str) -> list[dict[str, Any]]:
     answer = client.http.post(
         f"/v1/consumers/{group}/receive",
-        json={"topics": [topic], "wait": 5},
+        json={"topics": [topic], "wait": 30},
         headers={"Accept": "application/cloudevents-batch+json"},
     )
     assert answer.status_code == 200
@@ -63,7 +63,7 @@ def test_an_event_is_a_message_like_others(client: Client, t: str, g: str) -> No
     """Its bytes are not changed, its attributes are properties as in Kafka's binding."""
     body = b'{ "sum":17 }'
     assert post(client, t, http.HTTPMessage({**http.to_binary(event(), JSONFormat()).headers}, body))[0] == 200
-    (message,) = client.receive(g, t, wait=5)
+    (message,) = client.receive(g, t, wait=30)
     assert (message["text"].encode(), message["key"]) == (body, "k-1")
     assert message["properties"]["ce_type"] == "shop.paid"
     assert message["properties"]["ce_subject"] == "grün"

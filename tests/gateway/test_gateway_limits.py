@@ -8,7 +8,7 @@ import socket
 import threading
 import tracemalloc
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +107,15 @@ def test_a_body_that_does_not_come_is_given_up(run_gateway: RunGateway, twin: Tw
     assert (status, told["name"]) == (408, "BAD_REQUEST")
 
 
-def test_a_client_that_leaves_while_sending_leaves_nothing_behind(run_gateway: RunGateway, twin: TwinLink) -> None:
+def test_a_client_that_leaves_while_sending_leaves_nothing_behind(
+    run_gateway: RunGateway, twin: TwinLink, eventually: Callable[..., Any]
+) -> None:
     client = run_gateway([twin], max_requests=1, max_bytes_in_flight=1000, max_request_bytes=1000)
     for _ in range(3):
         with raw_connection(client.url) as connection:
             connection.sendall(head(client, KIND, "Content-Length: 1000", "Expect: 100-continue"))
             assert connection.recv(100).startswith(b"HTTP/1.1 100")
-        for _ in range(1000):
-            status, _ = client.post("/v1/topics/t/messages", {"text": "x" * 900})
-            if status == 200:
-                break
-        assert status == 200
+        eventually(lambda: client.post("/v1/topics/t/messages", {"text": "x" * 900})[0] == 200)
 
 
 @pytest.mark.invariant("I47")
@@ -171,7 +169,7 @@ def test_messages_of_one_receive_are_bounded_in_bytes(run_gateway: RunGateway, e
     client.ok("/v1/topics/t/messages", {"text": "y" * 50_000, "key": "k"})
     taken: list[int] = []
     while sum(taken) < 7:
-        got = client.receive("g", "t", wait=5, max_messages=100)
+        got = client.receive("g", "t", wait=30, max_messages=100)
         assert {message["attempt"] for message in got} == {1}, "what did not fit comes with the next receive"
         taken.append(len(got))
     assert max(taken) <= 2
@@ -275,21 +273,41 @@ def turned_away(url: str) -> bool:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: "])
-def test_a_connection_without_a_request_is_closed(run_gateway: RunGateway, twin: TwinLink, said: bytes) -> None:
+def test_a_connection_without_a_request_is_closed(
+    run_gateway: RunGateway, twin: TwinLink, said: bytes, eventually: Callable[..., Any]
+) -> None:
     client = run_gateway([twin], header_timeout=0.1)
     with raw_connection(client.url) as connection:
         connection.sendall(said)
         assert closed_by(connection)
-    assert client.ok("/v1/topics/t/messages", {"text": "x"})
+
+    def is_served() -> bool:
+        with suppress(httpx.TransportError):  # so busy a machine that this one is closed, too
+            return bool(client.ok("/v1/topics/t/messages", {"text": "x"}))
+        return False
+
+    eventually(is_served)
 
 
-def test_half_a_second_request_has_the_same_deadline(run_gateway: RunGateway, twin: TwinLink) -> None:
+def test_half_a_second_request_has_the_same_deadline(
+    run_gateway: RunGateway, twin: TwinLink, eventually: Callable[..., Any]
+) -> None:
     client = run_gateway([twin], header_timeout=0.2)
-    with raw_connection(client.url) as connection:
-        connection.sendall(head(client, KIND, "Content-Length: 12") + b'{"text":"x"}')
-        assert answer_of(connection)[0] == 200
-        connection.sendall(b"GET /hea")
-        assert closed_by(connection)
+
+    def is_closed_after_an_answer() -> bool:
+        with raw_connection(client.url) as connection:
+            try:
+                connection.sendall(head(client, KIND, "Content-Length: 12") + b'{"text":"x"}')
+                if not connection.recv(1, socket.MSG_PEEK):
+                    return False  # so busy a machine that it came too late
+            except ConnectionError:
+                return False
+            assert answer_of(connection)[0] == 200
+            with suppress(ConnectionError):
+                connection.sendall(b"GET /hea")
+            return closed_by(connection)
+
+    eventually(is_closed_after_an_answer)
 
 
 @pytest.mark.invariant("I35")
@@ -341,7 +359,7 @@ def test_it_answers_over_tls(twin: TwinLink, tmp_path: Path) -> None:
     tls = ServerCertificate(tmp_path / "broker.pem", tmp_path / "broker.key", None)
     with (
         beside(lambda _: [twin], listen="127.0.0.1:0", tls=tls.context) as at,
-        httpx.Client(base_url=at["http"], trust_env=False, verify=False, timeout=30) as client,
+        httpx.Client(base_url=at["http"], trust_env=False, verify=False, timeout=60) as client,
     ):
         assert at["http"].startswith("https://")
         for _ in range(3):

@@ -22,7 +22,7 @@ def test_after_a_nack_its_key_waits_and_other_keys_go_on(client: Client, t: str,
     path = f"/v1/consumers/{g}"
     assert client.receive(g, t, ordered=True) == []
     send(client, t, "a0 a1 b0 a2 b1")
-    messages = client.receive(g, t, wait=5, ordered=True)
+    messages = client.receive(g, t, wait=30, ordered=True)
     handles = {message["text"]: message["handle"] for message in messages}
     assert list(handles) == ["a0", "a1", "b0", "a2", "b1"]
     client.ok(f"{path}/ack", {"handles": [handles["a0"]]})
@@ -30,7 +30,7 @@ def test_after_a_nack_its_key_waits_and_other_keys_go_on(client: Client, t: str,
     status, told = client.post(f"{path}/ack", {"handles": [handles[name] for name in ("b0", "a2", "b1")]})
     assert (status, told["refused"]) == (207, 1)
     assert [line["problem"] and line["problem"]["name"] for line in told["results"]] == [None, "LEASE_LOST", None]
-    again = client.receive(g, t, wait=10, ordered=True)
+    again = client.receive(g, t, wait=30, ordered=True)
     assert [(message["text"], message["attempt"]) for message in again] == [("a1", 2), ("a2", 2)]
 
 
@@ -44,7 +44,7 @@ def test_two_clients_never_work_on_one_key_at_once(
     send(client, t, "a0 a1 a2 a3", size=2000)
     seen = []
     for _ in range(4):
-        messages = client.receive(g, t, wait=10, ordered=True)
+        messages = client.receive(g, t, wait=30, ordered=True)
         assert client.receive(g, t, wait=0, ordered=True) == []
         seen += found(messages)
         client.ok(f"/v1/consumers/{g}/ack", {"handles": [message["handle"] for message in messages]})
@@ -54,7 +54,7 @@ def test_two_clients_never_work_on_one_key_at_once(
 def test_a_handle_that_is_none_refuses_no_neighbour(client: Client, t: str, g: str) -> None:
     assert client.receive(g, t) == []
     send(client, t, "a0 a1")
-    handles = [message["handle"] for message in client.receive(g, t, wait=5)]
+    handles = [message["handle"] for message in client.receive(g, t, wait=30)]
     given = [handles[0], "nonsense", handles[1]]
     status, told = client.post(f"/v1/consumers/{g}/ack", {"handles": given})
     assert (status, told["refused"]) == (207, 1)

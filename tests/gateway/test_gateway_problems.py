@@ -109,24 +109,27 @@ def test_no_permission_is_403(embedded: Callable[..., Any], run_gateway: RunGate
     assert (status, told["name"]) == (403, "NO_PERMISSION")
 
 
-def test_no_answer_in_time_is_504_with_the_ids_to_repeat_with(run_gateway: RunGateway) -> None:
+def test_no_answer_in_time_is_504_with_the_ids_to_repeat_with(
+    run_gateway: RunGateway, eventually: Callable[..., Any]
+) -> None:
     twin = TwinLink()
-    client = run_gateway([twin], timeout=0.3)
+    patient, client = run_gateway([twin]), run_gateway([twin], timeout=0.3)
+    eventually(lambda: client.post("/v1/topics/other/messages", {"text": "x"})[0] == 200)  # opens the session
     twin.hold(Exchange.SEND)
     status, told = client.post("/v1/topics/t/messages", {"text": "x"})
     assert (status, told["name"]) == (504, "TIMED_OUT")
     twin.release(Exchange.SEND)  # it was applied after all
-    receipt = client.ok("/v1/topics/t/messages", {"text": "x", "message_id": told["message_id"]})
+    receipt = patient.ok("/v1/topics/t/messages", {"text": "x", "message_id": told["message_id"]})
     assert receipt["message_id"] == told["message_id"]
     assert len(twin.topics["t"]) == 1, "and is there once"
 
 
 def test_a_prepare_without_an_answer_says_what_is_there(run_gateway: RunGateway) -> None:
     twin = TwinLink()
-    client = run_gateway([twin], timeout=0.3)
+    patient, client = run_gateway([twin]), run_gateway([twin], timeout=2.0)
     path, half = "/v1/groups/g/transactions", {"messages": [{"topic": "t", "text": text} for text in "abc"]}
     twin.refuse(Exchange.PREPARE, Overloaded(Code.DISK_FULL, retry_after=7.2))
-    answer = client.http.post(path, json=half)
+    answer = patient.http.post(path, json=half)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "8")
     held: list[int] = []
 
@@ -143,7 +146,7 @@ def test_a_prepare_without_an_answer_says_what_is_there(run_gateway: RunGateway)
         {**one, "message_id": identity} for one, identity in zip(half["messages"], told["message_ids"], strict=True)
     ]
     twin.release(Exchange.PREPARE)
-    assert client.ok(path, {"messages": again})["transaction_id"] == told["transaction_id"]
+    assert patient.ok(path, {"messages": again})["transaction_id"] == told["transaction_id"]
     assert len(twin.transactions) == 1
 
 
@@ -218,14 +221,14 @@ def test_too_many_receives_are_refused(run_gateway: RunGateway, eventually: Call
     twin = TwinLink()
     client = run_gateway([twin], max_receives=1)
     found: list[Any] = []
-    first = threading.Thread(target=lambda: found.extend(client.receive("g", "t", wait=20)))
+    first = threading.Thread(target=lambda: found.extend(client.receive("g", "t", wait=30)))
     first.start()
     eventually(lambda: any(request.kind is Exchange.RECEIVE for request in twin.requests))
     other = Client(client.url)
     status, told = other.post("/v1/consumers/g/receive", {"topics": ["t"]})
     assert (status, told["name"]) == (503, "QUEUE_FULL")
     other.ok("/v1/topics/t/messages", {"text": "x"})
-    first.join(20)
+    first.join()
     assert len(found) == 1
     other.http.close()
 

@@ -131,7 +131,7 @@ def test_a_gateway_killed_between_a_prepare_and_its_answer_is_asked_again(start:
         client.ok(f"{path}/{transaction}/commit")
     found: set[str] = set()
     while len(found) < 2:
-        found |= {message["text"] for message in client.receive("c", "orders", wait=5)}
+        found |= {message["text"] for message in client.receive("c", "orders", wait=30)}
     assert found == {"x", "y"}
     client.http.close()
 
@@ -147,7 +147,7 @@ def test_stopping_ends_long_polls_at_once(start: Start, tmp_path: Path, eventual
     with mq.connect(broker["url"]) as bus:
         eventually(lambda: bus.admin.stats()[0]["parked_receives"] == 1)
         ended(process)
-        waiting.join(20)
+        waiting.join(60)
         assert answers == [[]]
         eventually(lambda: bus.admin.stats()[0]["parked_receives"] == 0)
     client.http.close()

@@ -179,7 +179,12 @@ def test_a_signed_notice_says_what_happened_where_and_how_often(receiver: Callab
 def test_other_kinds_topics_and_groups_are_not_told(receiver: Callable[[], Told]) -> None:
     told = receiver()
     hook = Hook(
-        "pager", told.url, (Rule("dead"), Rule("full")), topics=frozenset({"orders"}), groups=frozenset({"mail"})
+        "pager",
+        told.url,
+        (Rule("dead"), Rule("full")),
+        timeout=60.0,
+        topics=frozenset({"orders"}),
+        groups=frozenset({"mail"}),
     )
     with Webhooks([hook], {}):
         dead(1)
@@ -196,7 +201,7 @@ def test_what_is_not_taken_is_posted_again_under_its_id(
 ) -> None:
     told = receiver()
     told.answers = [500, 302, 404]
-    with Webhooks([Hook("pager", told.url, (Rule("dead"),))], {}):
+    with Webhooks([Hook("pager", told.url, (Rule("dead"),), timeout=60.0)], {}):
         dead(1)
         told.wait(4)
     assert len({headers["webhook-id"] for headers, _ in told.posts}) == 1
@@ -237,7 +242,7 @@ def test_an_address_that_is_away_drops_the_oldest_and_costs_nothing(
 
 def test_after_the_end_nobody_listens(receiver: Callable[[], Told]) -> None:
     told = receiver()
-    with Webhooks([Hook("pager", told.url, (Rule("dead"),))], {}) as hooks:
+    with Webhooks([Hook("pager", told.url, (Rule("dead"),), timeout=60.0)], {}) as hooks:
         dead(1)
         told.wait(1)
     dead(2)
@@ -250,7 +255,7 @@ def test_a_brokers_dead_letter_and_parked_transaction_are_told(receiver: Callabl
     told = receiver()
     quick = {"transaction_timeout": 0.05, "check_interval": 0.05, "check_max": 1, "retry_backoff": 0.01}
     with (
-        Webhooks([Hook("pager", told.url, (Rule("dead"), Rule("parked"), Rule("opened")))], {}),
+        Webhooks([Hook("pager", told.url, (Rule("dead"), Rule("parked"), Rule("opened")), timeout=60.0)], {}),
         mq.connect(f"file:{tmp_path}", **quick) as bus,
     ):
         producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
@@ -258,6 +263,8 @@ def test_a_brokers_dead_letter_and_parked_transaction_are_told(receiver: Callabl
         bus.producer("plain").send("returns", b"spoilt")
         with bus.consumer("cart", "returns", max_attempts=1) as consumer:
             next(iter(consumer)).nack(0.0, "spoilt")
+            with told.news:
+                assert told.news.wait_for(lambda: len({json.loads(body)["type"] for _, body in told.posts}) == 3, 60)
             notices = told.wait(3)
     kinds = {notice["type"]: notice["data"]["samples"][0] for notice in notices}
     assert set(kinds) == {"escrowmq.opened", "escrowmq.dead", "escrowmq.parked"}

@@ -70,6 +70,7 @@ def rights(tmp_path):
 @pytest.fixture
 def broker(tmp_path, rights, monkeypatch):
     monkeypatch.setattr(failures, "DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(failures, "FAILURE_SECONDS", 3600.0)  # no new minute begins within a test
     with guarded(tmp_path, rights) as served:
         yield lambda token: links(f"escrow://127.0.0.1:{served.port}", {"token": token or ""})
 

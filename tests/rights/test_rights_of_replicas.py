@@ -37,7 +37,7 @@ def test_a_client_keeps_its_rights_when_another_broker_leads(tmp_path):
         def refusals():
             """What each broker says to whoever is unknown, and the leader to a known caller without the right."""
             for port, _ in servers.values():
-                yield connect("emq_wrong", f"127.0.0.1:{port}").producer("p", timeout=5)
+                yield connect("emq_wrong", f"127.0.0.1:{port}").producer("p", timeout=PATIENT)
             yield connect(reader).producer("p", timeout=PATIENT)
 
         producer = connect(shop).producer("p", timeout=PATIENT)
