@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from escrowmq.client.bus import Bus
+from escrowmq.client.links import presence
 from escrowmq.testing.link import TwinLink
 
 
@@ -17,6 +18,12 @@ def twin():
 def bus(twin):
     with Bus([twin]) as bus:
         yield bus
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Brokers that are all there are waited for, however slow the machine: none is passed over for another."""
+    monkeypatch.setattr(presence, "AWAY_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -257,9 +257,9 @@ def test_threads_share_one_consumer_and_close_ends_them_all(bus):
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert all_there.wait(20)
+    assert all_there.wait(60)
     consumer.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert sorted(found) == list(range(3000))

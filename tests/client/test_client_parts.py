@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.client.admin import Admin
+from escrowmq.client.lanes import timer as timers
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.ending import outcome_column
@@ -29,20 +31,22 @@ from escrowmq.testing.link import TwinLink
 PAPER = Path(__file__).parents[2] / "docs" / "python.md"
 
 
-def test_a_timer_calls_in_the_order_of_time_and_survives_a_failure(caplog):
+def test_a_timer_calls_in_the_order_of_time_and_survives_a_failure(caplog, monkeypatch):
     timer, rung, done = Timer(), [], threading.Event()
 
     def fail():
         raise ValueError("no")
 
-    all_there = threading.Event()
-    timer.after(0.0, lambda: all_there.wait(30))  # else a slow machine calls the first before the second is there
-    timer.after(0.06, done.set)
-    timer.after(0.03, lambda: rung.append(2))
-    timer.after(0.0, fail)
-    timer.after(0.01, lambda: rung.append(1))
+    all_there, began = threading.Event(), time.monotonic()
+    with monkeypatch.context() as standing:  # all are due by one moment, however slow the machine
+        standing.setattr(timers, "time", SimpleNamespace(monotonic=lambda: began))
+        timer.after(0.0, lambda: all_there.wait(60))  # else the first is called before the second is there
+        timer.after(0.06, done.set)
+        timer.after(0.03, lambda: rung.append(2))
+        timer.after(0.0, fail)
+        timer.after(0.01, lambda: rung.append(1))
     all_there.set()
-    assert done.wait(30)
+    assert done.wait(60)
     assert rung == [1, 2]
     timer.after(60, lambda: rung.append(3))
     timer.close()

@@ -84,7 +84,7 @@ async def test_the_awaited_face_has_the_same_calls(recorder: Recorder, tmp_path:
             await txn.send("orders", b"1")
         await bus.producer("till").send("orders", b"2")
         consumer = await bus.consumer("cart", "orders")
-        async for batch in consumer.batches(10, idle_timeout=1):
+        async for batch in consumer.batches(10, idle_timeout=60):
             await batch.ack()
             break
     assert [one[0] for one in recorder.operations()] == ["prepare", "end", "send", "handle", "settle"]
@@ -182,8 +182,10 @@ def test_metrics_of_a_client_count_operations_messages_and_failures(
         with pytest.raises(mq.Rejected):
             producer.send("a/b", b"1")
         with bus.consumer("cart", "orders") as consumer:
-            for message in consumer.messages(idle_timeout=1):
+            for number, message in enumerate(consumer.messages(idle_timeout=60), 1):
                 message.ack()
+                if number == 3:
+                    consumer.stop()
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"escrowmq_client_{name}", labels)

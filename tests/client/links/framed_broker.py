@@ -16,7 +16,7 @@ from escrowmq.wire.addresses import Address
 from escrowmq.wire.frames import Assembler, Kind, Welcome
 from escrowmq.wire.parcels import answer_of, batch_of
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 MOST = 1 << 20
 """Bytes of a request that it takes."""
 KINDS = {Kind.SEND, Kind.PREPARE, Kind.END, Kind.SETTLE}

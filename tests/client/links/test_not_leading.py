@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 import escrowmq as mq
+from escrowmq.client.links import seeking
 from escrowmq.connecting import links
 from escrowmq.errors import Code
 from escrowmq_lab.servers.escrow import serving
@@ -35,6 +37,14 @@ def standby(broker, shard):
         yield made
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """All brokers are heard before one of them is chosen, and what one of them refused counts until the end."""
+    for name in ("ANSWER_SECONDS", "CONNECT_SECONDS", "FIRST_SECONDS", "GRACE_SECONDS", "SILENT_SECONDS"):
+        monkeypatch.setattr(seeking, name, 60.0)
+    monkeypatch.setattr(seeking, "CALM_SECONDS", 3600.0)
+
+
 def listed(*urls):
     return "escrow://" + "|".join(url.removeprefix("escrow://") for url in urls)
 
@@ -44,7 +54,7 @@ def test_whoever_is_given_a_standby_works_with_the_leader(broker, standby, t, g)
         producer, consumer = bus.producer(g, checker=lambda check: mq.COMMIT), bus.consumer(g, t)
         with producer.transaction() as txn:
             txn.send(t, b"x")
-        assert [message.body for message in consumer.receive(10, wait=20)] == [b"x"]
+        assert [message.body for message in consumer.receive(10, wait=60)] == [b"x"]
         assert bus.admin.hello()[0].get("role", "leader") == "leader"
         assert [row["status"] for row in bus.admin.health()] == ["ok"]
     assert standby.refused == 0  # it was asked who leads, and nothing else
@@ -84,17 +94,20 @@ def test_one_that_boasts_is_left_and_not_asked_without_pause(broker, shard, t, g
     """It says in ``hello`` that it leads, and refuses everything else."""
     with Standby(shard, broker.url) as boaster, mq.connect(f"{listed(boaster.url)}?replicas=listed") as bus:
         boaster.boasts = 99
-        with pytest.raises(mq.Unknown) as lost:
-            bus.producer(g, timeout=2.0).send(t, b"x")
-        assert lost.value.code is Code.TIMED_OUT
-        assert 0 < boaster.refused < 60
-        assert boaster.asked < 60
+        producer, began = bus.producer(g, timeout=2.0), time.monotonic()
+        while not boaster.refused:
+            with pytest.raises(mq.Unknown) as lost:
+                producer.send(t, b"x")
+            assert lost.value.code is Code.TIMED_OUT
+        most = 30 * (time.monotonic() - began)
+        assert boaster.refused < most
+        assert boaster.asked < most
     with Standby(shard, broker.url) as boaster, mq.connect(listed(boaster.url, broker.url)) as bus:
         boaster.boasts = 99
         assert bus.producer(g).send(t, b"x").offset is not None  # by its hint
 
 
-def test_a_subscription_that_is_refused_is_made_at_the_leader_next(broker, standby, eventually):
+def test_a_subscription_that_is_refused_is_made_at_the_leader_next(broker, standby, eventually, unhurried):
     """Nothing else is asked of the one that seemed to lead."""
     standby.boasts = 99
     [link] = links(listed(standby.url, broker.url), {})
@@ -116,7 +129,7 @@ def test_a_subscription_that_is_refused_is_made_at_the_leader_next(broker, stand
     link.close()
 
 
-def test_a_read_that_is_refused_goes_to_the_leader_next(broker, standby, t, g, eventually):
+def test_a_read_that_is_refused_goes_to_the_leader_next(broker, standby, t, g, eventually, unhurried):
     with mq.connect(broker.url) as bus:
         bus.producer(g).send(t, b"x")
     standby.boasts = 99

@@ -40,9 +40,9 @@ def test_a_shard_of_a_broker_that_has_not_answered_yet_is_at_no_wrong_one() -> N
         router.presence.when_back(1, back.set)
         west.shard = 9
         back.wait()
-        assert router.of_shard(9, 1.0) == 1
+        assert router.of_shard(9, 60.0) == 1
         with pytest.raises(mq.Rejected) as refused:
-            router.of_shard(8, 1.0)
+            router.of_shard(8, 60.0)
         assert refused.value.code is mq.Code.WRONG_SHARD
     finally:
         router.close()

@@ -30,6 +30,15 @@ def standby(*named, shard=SHARD, leads=None):
     return {"shard": shard, "epoch": 1, "role": "standby", "replicas": [at(one).url for one in named], **told}
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """Whoever answers at once is heard, however slow the machine."""
+    for name in ("ANSWER_SECONDS", "FIRST_SECONDS", "GRACE_SECONDS", "SILENT_SECONDS"):
+        monkeypatch.setattr(seeking, name, 60.0)
+    for name in ("KEPT_SECONDS", "CALM_SECONDS"):
+        monkeypatch.setattr(seeking, name, 3600.0)
+
+
 class Met:
     def __init__(self, address, hello, town):
         self.address, self.hello, self._town = address, hello, town
@@ -216,6 +225,7 @@ def test_one_address_alone_may_have_another_folder_by_now():
 def test_a_silent_broker_is_not_waited_for_nor_asked_twice(monkeypatch):
     monkeypatch.setattr(seeking, "ANSWER_SECONDS", 60.0)  # a wait for it would be seen
     monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "GRACE_SECONDS", 0.05)
     silence = threading.Event()
     seek, town = seeker({1: silence, 2: leader()}, 1, 2)
     for _ in range(3):
@@ -242,7 +252,7 @@ def test_a_silent_one_is_waited_for_by_one_look_only(monkeypatch):
         with pytest.raises(Unknown, match="silent"):
             seek.seek()
     assert town.asked == {1: 1, 2: 6}
-    monkeypatch.setattr(seeking, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
     town.brokers[2] = leader(2)
     assert led(seek.seek(), town) == 2
     silence.set()
@@ -293,6 +303,7 @@ def test_what_came_long_ago_is_asked_again_and_nothing_is_left_open(monkeypatch)
     assert told.wait(60)
     assert len(town.open) == 1
     monkeypatch.setattr(seeking, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(seeking, "SILENT_SECONDS", 60.0)
     assert led(seek.seek(), town) == 1
     assert town.asked[1] == 2
 
@@ -316,7 +327,7 @@ def test_a_hint_to_a_dead_broker_costs_one_question():
 
 
 def test_an_answer_that_comes_when_nobody_looks_is_let_go(monkeypatch):
-    monkeypatch.setattr(seeking, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(seeking, "FIRST_SECONDS", 0.05)
     late, told = threading.Event(), threading.Event()
 
     class Late(Town):

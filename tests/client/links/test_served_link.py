@@ -9,8 +9,9 @@ import pytest
 from framed_broker import GARBAGE, MOST, PATIENCE, FramedBroker, eventually
 
 from escrowmq import connecting
+from escrowmq.client.links import connection as connections
+from escrowmq.client.links import exchanges, seeking, state
 from escrowmq.client.links import link as links
-from escrowmq.client.links import state
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.message.row import OutgoingRow
 from escrowmq.testing.ledgers import outgoing
@@ -60,6 +61,11 @@ def receive(link, member=1, wait_ms=5000, group="g"):
 def patient(monkeypatch):
     """A busy machine may need long for what is done at once."""
     monkeypatch.setattr(links, "HOLD_SECONDS", PATIENCE)
+    monkeypatch.setattr(links, "CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(seeking, "CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(seeking, "ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr(exchanges, "STALL_SECONDS", PATIENCE)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", PATIENCE)
 
 
 @pytest.fixture

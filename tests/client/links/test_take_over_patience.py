@@ -66,9 +66,12 @@ def until_quiet(bus: Bus) -> None:
         time.sleep(0.005)
 
 
-def test_keyed_calls_wait_for_a_take_over_and_others_go_elsewhere(shards: tuple[Bus, Moving]) -> None:
+def test_keyed_calls_wait_for_a_take_over_and_others_go_elsewhere(
+    shards: tuple[Bus, Moving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "TAKE_OVER_SECONDS", 3600.0)
     bus, west = shards
-    producer = bus.producer("p", checker=lambda _: mq.UNKNOWN)
+    producer = bus.producer("p", checker=lambda _: mq.UNKNOWN, timeout=120.0)
     producer.send("t", b"first", key=WEST)
     half = producer.prepare("t", b"half", key=WEST)
     west.nobody = True

@@ -34,7 +34,7 @@ def left(twin):
     def leave(count):
         with Bus([twin]) as bus:
             making = bus.producer("p", checker=lambda check: mq.UNKNOWN)
-            assert making.wait_until_listening()
+            assert making.wait_until_listening(60)
             ids = [bytes(making.prepare("t", b"x").transaction_id) for _ in range(count)]
         twin.streams.clear()
         return ids

@@ -106,12 +106,12 @@ def test_a_request_that_fails_as_a_whole_counts_each_of_its_ends(twin, producer)
     assert (producer.refused_ends, producer.unknown_ends) == (3, 0)
 
 
-def test_an_end_without_an_answer_is_unknown_at_its_deadline(twin, bus):
-    producer = bus.producer("orders", unasked=True, confirm="oneway", timeout=0.05)
-    receipt = bus.producer("orders", unasked=True).prepare("t", b"1")
+def test_an_end_without_an_answer_is_unknown_at_its_deadline(twin, producer, hurried):
+    receipt = producer.prepare("t", b"1")
     twin.hold(Exchange.END)
-    producer.commit(receipt.transaction_id)
-    assert producer.flush(30.0)
+    with hurried(producer):
+        producer.commit(receipt.transaction_id)
+        assert producer.flush(60.0)
     assert (producer.refused_ends, producer.unknown_ends) == (0, 1)
 
 
@@ -151,18 +151,17 @@ def test_closing_waits_for_the_ends_under_way(twin, producer):
         producer.commit(receipt.transaction_id)
 
 
-def test_closing_gives_up_at_the_timeout_and_counts(twin, bus):
-    producer = bus.producer("orders", unasked=True, confirm="oneway", timeout=0.05)
-    receipt = bus.producer("orders", unasked=True).prepare("t", b"1")
+def test_closing_gives_up_at_the_timeout_and_counts(twin, producer, hurried):
+    receipt = producer.prepare("t", b"1")
     twin.hold(Exchange.END)
-    producer.commit(receipt.transaction_id)
-    producer.close()
+    with hurried(producer):
+        producer.commit(receipt.transaction_id)
+        producer.close()
     assert producer.unknown_ends == 1
 
 
 @pytest.mark.parametrize("absent", ["fail", "wait"])
-def test_of_several_brokers_one_that_is_away_holds_nobody_up(absent, monkeypatch, eventually):
-    monkeypatch.setattr(presence, "AWAY_SECONDS", 0.0)
+def test_of_several_brokers_one_that_is_away_holds_nobody_up(absent, monkeypatch, eventually, patient):
     links = [TwinLink(shard=1, address="twin:1"), TwinLink(shard=2, address="twin:2")]
     with Bus(links) as bus:
         producer = bus.producer("orders", unasked=True, confirm="oneway", absent=absent)
@@ -171,6 +170,7 @@ def test_of_several_brokers_one_that_is_away_holds_nobody_up(absent, monkeypatch
         assert producer.commit(twins[1].transaction_id) is mq.Code.SENT
         assert producer.commit(twins[2].transaction_id) is mq.Code.SENT
         assert producer.flush()
+        monkeypatch.setattr(presence, "AWAY_SECONDS", 0.0)
         links[1].away = True
         bus.router.presence.suspect(1)
         eventually(lambda: bus.router.presence.away(1))

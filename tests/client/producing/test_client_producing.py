@@ -160,7 +160,7 @@ def test_the_checker_answers_questions(twin, bus, answer, eventually):
             raise ValueError("no")
         return answer
 
-    assert producer.wait_until_listening()
+    assert producer.wait_until_listening(60)
     with producer.transaction() as txn:
         txn.send("t", b"1", key="k", properties={"a": "b"})
         txn.send("t", b"2")
@@ -181,7 +181,7 @@ def test_the_checker_answers_questions(twin, bus, answer, eventually):
 
 
 def test_a_broken_subscription_is_opened_anew(twin, producer, eventually):
-    assert producer.wait_until_listening()
+    assert producer.wait_until_listening(60)
     (number,) = twin.streams
     first = twin.streams[number]
     first.broken = True
@@ -271,7 +271,7 @@ def test_qos_2_repeats_under_one_id_make_one_message(twin, bus):
     assert bodies(twin) == [b"x"]
 
 
-def test_several_brokers_by_key_by_turns_and_pinned():
+def test_several_brokers_by_key_by_turns_and_pinned(patient):
     twins = [TwinLink(shard, f"twin:{shard}") for shard in (11, 12, 13)]
     with Bus(twins) as bus:
         producer = bus.producer("p", checker=lambda check: None)
@@ -299,10 +299,10 @@ def test_several_brokers_by_key_by_turns_and_pinned():
         assert {receipt.transaction_id.shard for receipt in receipts} == {11, 12, 13}
 
 
-def test_what_was_lost_is_never_sent_to_another_broker():
+def test_what_was_lost_is_never_sent_to_another_broker(patient):
     twins = [TwinLink(shard) for shard in (11, 12)]
     with Bus(twins) as bus:
-        producer = bus.producer("p", timeout=5)
+        producer = bus.producer("p", timeout=60)
         producer.send("t", b"0")
         producer.send("t", b"1")
         for twin in twins:
@@ -352,9 +352,9 @@ async def test_async_callers_share_batches_and_get_their_own_receipts(twin):
         assert (await producer.end_batch(receipts.transactions, mq.COMMIT)).ok
 
 
-async def test_async_deadlines_lost_batches_and_coroutine_checkers(twin):
+async def test_async_deadlines_lost_batches_and_coroutine_checkers(twin, hurried):
     async with AsyncBus([twin]) as bus:
-        producer = bus.producer("p", timeout=1.0)
+        producer = bus.producer("p")
 
         @producer.checker
         async def decide(check):
@@ -365,10 +365,10 @@ async def test_async_deadlines_lost_batches_and_coroutine_checkers(twin):
         await producer.send("t", b"1")
         assert bodies(twin) == [b"1"]
         twin.hold(Exchange.SEND)
-        with pytest.raises(mq.Unknown, match="TIMED_OUT"):
+        with hurried(producer), pytest.raises(mq.Unknown, match="TIMED_OUT"):
             await producer.send("t", b"2")
         twin.release(Exchange.SEND)
-        assert await producer.wait_until_listening()
+        assert await producer.wait_until_listening(60)
         receipt = await producer.prepare("t", b"3")
         twin.ask(producer._production.sessions[0].number)
         while twin.transactions[bytes(receipt.transaction_id)].outcome is None:
