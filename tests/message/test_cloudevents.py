@@ -63,7 +63,7 @@ def test_the_outbox_and_a_relay_carry_events(tmp_path: Path) -> None:
         outbox.send_tx(connection, cloudevents.to_message("orders", event))
     url = f"file:{tmp_path / 'data'}"
     with contextlib.closing(open_target(url)) as target:
-        assert Relay(engine, target).drain(30)
+        assert Relay(engine, target).drain(60)
     with mq.connect(url) as bus, bus.consumer("cart", ["orders"]) as consumer:
         message = next(iter(consumer))
         found = cloudevents.from_message(message)

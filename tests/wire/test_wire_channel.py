@@ -180,7 +180,7 @@ def served(certificate, act):
 
 def test_a_certificate_of_an_unknown_authority_is_rejected(certificate):
     port, thread = served(certificate, lambda channel: channel.recv_into(memoryview(bytearray(1))))
-    channel = connect("127.0.0.1", port, 5.0, client_context())
+    channel = connect("127.0.0.1", port, 60.0, client_context())
     channel.send([b"x"])
     with pytest.raises(ssl.SSLCertVerificationError):
         channel.recv_into(memoryview(bytearray(1)))
@@ -203,7 +203,7 @@ def test_plain_bytes_to_a_tls_server_end_the_connection(certificate):
             failed.append(problem)
 
     port, thread = served(certificate, act)
-    channel = connect("127.0.0.1", port, 5.0)
+    channel = connect("127.0.0.1", port, 60.0)
     channel.send([b"EscrowMQ without TLS, which is long enough"])
     thread.join()
     channel.close()
@@ -215,7 +215,7 @@ def test_a_unix_socket_is_connected_to_by_its_path(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        near = connect(path, 0, 5.0)
+        near = connect(path, 0, 60.0)
         accepted, _ = listener.accept()
         near.send([b"here"])
         assert accepted.recv(10) == b"here"
