@@ -12,7 +12,9 @@ from cli_runs import Ran, Run, Served
 from typer.testing import CliRunner
 
 import escrowmq as mq
+from escrowmq.cli import halves, messages, options, reconcile
 from escrowmq.cli.main import app
+from escrowmq.overview import sources
 from forked import Forked
 
 
@@ -27,6 +29,8 @@ def run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("ESCROWMQ_URL", url)
     monkeypatch.setenv("ESCROWMQ_PLANS", str(tmp_path / "plans"))
     monkeypatch.setenv("COLUMNS", "200")
+    for module in (options, halves, messages, reconcile, sources):  # a busy machine may need long
+        monkeypatch.setattr(module, "PATIENCE", 60.0)
 
     def runner(*words: str, input: bytes | None = None) -> Ran:
         result = CliRunner().invoke(app, list(words), input=input)
@@ -59,11 +63,12 @@ def bus(url: str) -> Iterator[mq.Bus]:
 
 @pytest.fixture
 def undecided(bus: mq.Bus) -> Callable[[str], str]:
-    """Prepare a half message; its transaction id as printed."""
+    """Prepare a half message, about which nobody asks within a test; its transaction id as printed."""
     producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
 
     def prepare(key: str) -> str:
-        return str(producer.prepare("orders", b"body of " + key.encode(), key=key).transaction_id)
+        body = b"body of " + key.encode()
+        return str(producer.prepare("orders", body, key=key, check_immunity=3600.0).transaction_id)
 
     return prepare
 

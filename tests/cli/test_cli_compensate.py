@@ -48,7 +48,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Eng
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "cart_handler.py").write_text(HANDLER)
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url, connect_args={"timeout": 60.0})  # for SQLite's lock
     outbox.migrate(engine)
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE cart (body TEXT)"))

@@ -17,7 +17,7 @@ def consumed(bus: mq.Bus) -> Callable[[int], None]:
         bus.admin.create_topic("orders", 1, may_exist=True)
         bus.producer("shop").send_batch([mq.Message("orders", b"x") for _ in range(count)])
         with bus.consumer("cart", "orders") as consumer:
-            for message in consumer.receive(count, wait=30.0):
+            for message in consumer.receive(count, wait=60.0):
                 message.ack()
 
     return make

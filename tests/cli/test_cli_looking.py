@@ -89,7 +89,7 @@ def test_the_progress_of_a_group_is_readable(run: Run, url: str) -> None:
     with mq.connect(url) as bus:
         bus.producer("shop").send("orders", b"x", queue=2)
         with bus.consumer("cart", ["orders"]) as consumer:
-            (message,) = consumer.receive(1, wait=30)
+            (message,) = consumer.receive(1, wait=60)
             message.ack()
     told = run("groups", "show", "cart").out
     head = next(line for line in told.splitlines() if "stored" in line)
@@ -107,7 +107,9 @@ def test_the_progress_of_a_group_is_readable(run: Run, url: str) -> None:
 
 def test_ages_are_told_by_the_brokers_clock(run: Run, bus: mq.Bus, undecided: Callable[[str], str]) -> None:
     """A person's machine may be an hour behind the broker: everything was 0 ms old, or an hour too old."""
-    assert broker_time(bus.admin) // 60_000_000 - time.time_ns() // 60_000_000_000 in (-1, 0, 1)
+    before = time.time_ns() // 1000
+    told = broker_time(bus.admin)
+    assert before - 60_000_000 <= told <= time.time_ns() // 1000 + 60_000_000
     undecided("o-1")
     (listed,) = bus.admin.transactions()
     assert ago(listed["prepared_us"], listed["prepared_us"] + 90_000_000) == "1 min 30 s ago"
@@ -126,8 +128,9 @@ def test_the_grace_of_a_reconciliation_is_counted_by_the_brokers_clock(
     with mq.connect(url) as bus:
         bus.producer("shop").send("orders", b"x")
     monkeypatch.setattr(reconcile, "datetime", NoClock)
+    began = time.time()
     before = reconcile._before(None, 600.0, url)
-    assert abs(time.time() - 600 - before.timestamp()) < 60
+    assert began - 60 <= before.timestamp() + 600 <= time.time() + 60
 
 
 def test_a_listing_creates_nothing(run: Run, url: str) -> None:

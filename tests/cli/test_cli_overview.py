@@ -27,7 +27,7 @@ def made(url: str) -> None:
     with mq.connect(url, default_queues=1) as bus:
         bus.producer("shop").send("orders", HOSTILE.encode(), key=HOSTILE, tag=HOSTILE, message_id="m")
         with bus.consumer("cart", "orders", max_attempts=1) as consumer:
-            consumer.receive(1, wait=5.0)[0].nack(cause=HOSTILE)
+            consumer.receive(1, wait=60.0)[0].nack(cause=HOSTILE)
             consumer.flush()
 
 
@@ -80,7 +80,7 @@ def test_status_says_whether_an_operator_is_needed(run: Run, url: str) -> None:
     assert ran.code == Exit.OK
     assert "no work is pending" in ran.err
     with mq.connect(url) as bus, bus.consumer("cart", "orders", max_attempts=1) as consumer:
-        consumer.receive(1, wait=5.0)[0].nack(cause="no")
+        consumer.receive(1, wait=60.0)[0].nack(cause="no")
         consumer.flush()
     ran = run("status")
     assert (ran.code, "1 cause needs an operator" in ran.err) == (Exit.FINDING, True)

@@ -1,6 +1,7 @@
 """Transactions, groups and dead letters, seen and settled by hand."""
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_recheck_asks_anew_and_refuses_the_decided(run: Run, undecided: Prepare)
 def test_members_and_fencing(run: Run, bus: mq.Bus) -> None:
     bus.producer("p").send_batch([mq.Message("orders", b"x", queue=0) for _ in range(5)]).check()
     consumer = bus.consumer("cart", "orders", instance="one", in_doubt="hold")
-    assert len(consumer.receive(3, wait=5)) == 3
+    assert len(consumer.receive(3, wait=60)) == 3
     (member,) = run("groups", "members", "cart", "--json").json
     assert (member["instance"], member["messages"]) == ("one", 3)
     assert "orders/0 0-2" in run("groups", "members", "cart").out
@@ -163,7 +164,7 @@ def dead(run: Run, bus: mq.Bus) -> list[str]:
     """Two dead letters of the group ``cart``, as places."""
     run("send", "orders", "bad {n}", "-k", "o-{n}", "-q", "0", "-c", "2", "-p", "a=b")
     with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
-        for message in consumer.messages(idle_timeout=1):
+        for message in islice(consumer.messages(idle_timeout=60), 2):
             message.nack(cause="cannot read it")
         consumer.flush()
     return ["orders/0/0", "orders/0/1"]
@@ -191,7 +192,7 @@ def test_a_dead_letter_is_edited_and_delivered_again(run: Run, bus: mq.Bus, dead
     change = ("--body", str(tmp_path / "body"), "--key", "o-9", "--property", "c=d", "--without", "a", "--why", "typo")
     done = run("dead-letters", "edit", "cart", dead[0], *change, "--json").json
     with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
-        (message,) = consumer.receive(10, wait=5)
+        (message,) = consumer.receive(10, wait=60)
         assert (message.body, message.key, message.message_id.hex()) == (b"good", "o-9", done["message_id"])
         assert dict(message.properties) == {"c": "d", "ESCROWMQ_EDITED_FROM": done["edited_from"]}
         message.ack()
@@ -209,7 +210,7 @@ def test_what_waits_is_summed_up(run: Run, bus: mq.Bus, dead: list[str]) -> None
     assert dead[0] in printed
     assert [x["place"] for x in run("dead-letters", "list", "cart", "--cause", "cannot read it", "--json").json] == dead
     assert run("dead-letters", "list", "cart", "--older-than", "1h", "--topic", "orders", "--json").json == []
-    bus.producer("undecided", unasked=True).prepare("orders", b"half")
+    bus.producer("undecided", unasked=True).prepare("orders", b"half", check_immunity=3600.0)
     groups = run("transactions", "summary", "undecided", "--json").json
     assert [(one["state"], one["cause"], one["count"]) for one in groups[0]["causes"]] == [("open", "not_due", 1)]
     assert "the first check is not due yet" in run("transactions", "summary").out
@@ -224,7 +225,7 @@ def test_dead_letters_are_retried_or_discarded(run: Run, bus: mq.Bus, dead: list
         "settled": 1,
     }
     with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
-        (message,) = consumer.receive(10, wait=5)
+        (message,) = consumer.receive(10, wait=60)
         assert message.body == b"bad 0"
         message.ack()
         consumer.flush()

@@ -77,7 +77,7 @@ def places(bus: mq.Bus, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
     shop.commit_batch("revenue", 7, [])
     transaction = str(shop.prepare(TOPIC, b"{}", key=KEY).transaction_id)
     consumer = bus.consumer(GROUP, TOPIC, max_attempts=1)
-    (message,) = consumer.receive(1, wait=30.0)
+    (message,) = consumer.receive(1, wait=60.0)
     message.reject("ValueError: no such row in the table of the north region " * 3)
     run("groups", "pause", GROUP, "--why", "the database is full")
     plan = run("plan", "make", "transactions.commit", "--group", SHOP, "--json").json["id"]

@@ -40,8 +40,10 @@ def test_sigterm_loses_no_acknowledgement(tmp_path, serve):
         assert len(handled) == 1
         left = []
         with bus.consumer("mail", ["orders"]) as other:
-            for message in other.messages(idle_timeout=1.0):
+            for message in other.messages(idle_timeout=60.0):
                 left.append(f"mail for {message.key}\n")
                 assert message.attempt == 1
                 message.ack()
+                if len(handled + left) == 20:
+                    other.stop()
         assert sorted(handled + left) == sorted(f"mail for o-{number}\n" for number in range(20))

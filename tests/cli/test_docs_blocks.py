@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_rows_of_another_outbox_reach_the_broker_once_and_in_order(tmp_path: Pat
         result = fresh([*start, *words[1:]], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     with mq.connect(f"file:{tmp_path / 'data'}") as bus, bus.consumer("test", ["orders"]) as consumer:
-        found = [(message.key, message.message_id) for message in consumer.messages(idle_timeout=1)]
+        found = [(message.key, message.message_id) for message in islice(consumer.messages(idle_timeout=60), 6)]
     assert [key for key, _ in found] == ["o-1"] * 6
     assert len(set(found)) == 6
 

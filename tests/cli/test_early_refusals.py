@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cli_runs import Run
 
+from escrowmq.cli import options
 from escrowmq.cli.options import check_reachable
 
 COMMANDS = [
@@ -69,6 +70,7 @@ def test_a_broker_that_is_just_starting_is_waited_for(
     reserved: socket.socket, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It listens as soon as the command was refused once, and pauses."""
+    monkeypatch.setattr(options, "REFUSED_SECONDS", 60.0)
     monkeypatch.setattr(time, "sleep", lambda seconds: reserved.listen())
     check_reachable(f"escrow://{nobody}")
 
