@@ -20,7 +20,8 @@ from escrowmq.console import ConsoleSettings, beside
 from escrowmq.pipeline.session import local_session
 from forked import Forked
 
-QUICK = ConsoleSettings(sample_seconds=0.05)
+QUICK = ConsoleSettings(sample_seconds=0.05, call_timeout=60.0, page_timeout=120.0)
+"""Samples come soon; a page that has to be there has its time, however busy the machine."""
 
 
 @pytest.fixture(scope="session")

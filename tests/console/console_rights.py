@@ -19,7 +19,7 @@ from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.console.views.table import VIEWS
 
-SETTINGS = ConsoleSettings(sample_seconds=0.1, call_timeout=5.0)
+SETTINGS = ConsoleSettings(sample_seconds=0.1, call_timeout=60.0, page_timeout=120.0)
 GROUP, TOPIC, SECRET = "cart", "orders", "order-secret"
 """``SECRET`` is the key of each message: a page without a session must not contain it."""
 

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
     "check_interval": 600.0,
     "retry_backoff": 0.01,
     "retry_backoff_max": 0.01,
-    "lease_seconds": 60.0,
+    "lease_seconds": 600.0,
 }
 
 
@@ -51,7 +51,7 @@ def served_broker(folder: Path, **settings: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     try:
         yield ready[0]
     finally:
@@ -62,7 +62,7 @@ def served_broker(folder: Path, **settings: Any) -> Iterator[str]:
 def fail_all(bus: mq.Bus, group: str, topic: str, causes: dict[str, str], count: int) -> None:
     """Have ``group`` receive ``count`` messages of ``topic`` and give each up at once, for the cause of its key."""
     consumer, given_up = bus.consumer(group, [topic], max_attempts=1), 0
-    for message in consumer.messages(idle_timeout=30):
+    for message in consumer.messages(idle_timeout=60):
         message.nack(cause=causes.get((message.key or "").partition("-")[0], HARM))
         given_up += 1
         if given_up == count:
@@ -96,6 +96,8 @@ def fill(bus: mq.Bus) -> None:
         elif number == 1:
             transaction.rollback()
     done = bus.consumer("books", ["orders"])
-    for message in done.messages(idle_timeout=1):
+    for number, message in enumerate(done.messages(idle_timeout=60), 1):
         message.ack()
+        if number == 60:
+            break
     done.close()

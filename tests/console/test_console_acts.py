@@ -42,7 +42,7 @@ def read(bus: mq.Bus, g: str, t: str) -> str:
     for number in range(20):
         producer.send(t, b"{}", key=f"a-{number}")
     consumer = bus.consumer(g, [t])
-    for number, message in enumerate(consumer.messages(idle_timeout=30), 1):
+    for number, message in enumerate(consumer.messages(idle_timeout=60), 1):
         message.ack()
         if number == 20:
             break
@@ -85,7 +85,7 @@ def test_a_reset_goes_to_the_places_that_were_shown(visitor: Visitor, bus: mq.Bu
     assert why_of(bus, "groups.reset") == "a release was wrong"
     consumer = bus.consumer(read, [t])
     got = []
-    for message in consumer.messages(idle_timeout=30):
+    for message in consumer.messages(idle_timeout=60):
         got.append(message.body)
         message.ack()
         if len(got) == 7:
@@ -131,7 +131,7 @@ def test_a_group_is_deleted_by_its_typed_name(visitor: Visitor, bus: mq.Bus, rea
 def test_a_member_is_fenced_by_its_typed_name(visitor: Visitor, bus: mq.Bus, t: str, g: str) -> None:
     bus.producer("p").send(t, b"x")
     consumer = bus.consumer(g, [t], in_doubt="hold", instance="node-1")
-    next(iter(consumer.messages(idle_timeout=30)))
+    next(iter(consumer.messages(idle_timeout=60)))
     page = visitor.get(f"/groups/{g}")
     assert '<option value="node-1">' in page
     visitor.post(f"/groups/{g}/fence", status=400, instance="node-1", typed="node", why="x")

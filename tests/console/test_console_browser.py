@@ -26,7 +26,7 @@ from escrowmq.pipeline.audit import run as audit
 from escrowmq_lab.servers.chromium import flags
 
 expect.set_options(timeout=60_000)  # of a busy machine
-QUICK = ConsoleSettings(sample_seconds=0.1)
+QUICK = ConsoleSettings(sample_seconds=0.1, call_timeout=60.0, page_timeout=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A window of its own, in which no script fails and nothing breaks the page's policy."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     made = context.new_page()
-    made.set_default_timeout(30_000)
+    made.set_default_timeout(60_000)
     problems: list[str] = []
     made.on("pageerror", lambda problem: problems.append(str(problem)))
     made.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
@@ -248,7 +248,7 @@ def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSe
     page.get_by_label("Steps").fill("2, 20, 100")
     page.get_by_label("Pause").fill("0.3s")
     page.get_by_role("button", name="Run: deliver dead letters again").click()
-    expect(page.locator(".state.running")).to_be_visible()
+    expect(page.locator(".state.running, .state.finished")).to_be_visible()
     expect(page.locator(".state.finished")).to_be_visible()
     expect(page.locator("tr", has_text="this plan did it")).to_contain_text("599")
 
@@ -304,7 +304,7 @@ def test_no_page_is_harmed_or_too_wide(page: Page, world: mq.Bus, world_url: str
     """Names of 127 letters and foreign texts, in a window of 360: nothing runs, nothing lies outside, no page has to be
     moved sideways."""
     consumer = world.consumer(g, ["hostile", LONG], max_attempts=1)
-    for number, message in enumerate(consumer.messages(idle_timeout=30), 1):
+    for number, message in enumerate(consumer.messages(idle_timeout=60), 1):
         message.nack(cause=HARMS[number % len(HARMS)].replace("\x00", ""))
         if number == len(HARMS) + 1:
             break
@@ -353,6 +353,7 @@ def test_a_live_page_stays_and_says_so_when_the_console_goes(page: Page, world_u
 def test_everything_works_without_a_script(browser: Browser, world_url: str, tmp_path: Path) -> None:
     with beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path, settings=QUICK) as at:
         context = browser.new_context(java_script_enabled=False)
+        context.set_default_timeout(60_000)
         bare = context.new_page()
         bare.goto(at["console"] + "/transactions?state=open&group=pay-ments")
         bare.get_by_role("link", name="Ask about transactions anew").click()
@@ -370,6 +371,7 @@ def test_another_site_can_neither_frame_nor_send(browser: Browser, world_url: st
         beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path / "two", settings=QUICK) as other,
     ):
         context = browser.new_context()
+        context.set_default_timeout(60_000)
         victim, evil = context.new_page(), context.new_page()
         victim.goto(at["console"] + "/plans/new")
         token = victim.locator("input[name=token]").input_value()

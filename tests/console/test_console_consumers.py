@@ -30,7 +30,7 @@ def test_a_group_shows_who_is_connected_and_what_each_holds(url: str, open_conso
         for number in range(10):
             bus.producer("shop").send("orders", b"x", key=str(number))
         with bus.consumer("cart", ["orders"]) as holds, other.consumer("cart", ["orders"]) as waits:
-            held = holds.receive(20, wait=30)
+            held = holds.receive(20, wait=60)
             assert len(held) == 10
             loop = threading.Thread(target=lambda: list(waits.messages()))
             loop.start()
@@ -54,7 +54,7 @@ def test_a_client_that_is_gone_is_not_connected_though_it_holds_messages(url: st
         bus.producer("shop").send("orders", b"x")
         with mq.connect(url) as other:
             consumer = other.consumer("cart", ["orders"], in_doubt="hold", instance="one")
-            assert consumer.receive(1, wait=30)
+            assert consumer.receive(1, wait=60)
             (member,) = bus.admin.members("cart")
             assert member["heard_us"] > 0
             consumer.close()

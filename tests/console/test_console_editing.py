@@ -58,7 +58,7 @@ def form_of(visitor: Visitor, group: str, letter: dict[str, Any]) -> dict[str, A
 
 def delivered(bus: mq.Bus, group: str, topic: str) -> Any:
     consumer = bus.consumer(group, [topic], max_attempts=1)
-    message = next(iter(consumer.messages(idle_timeout=30)))
+    message = next(iter(consumer.messages(idle_timeout=60)))
     message.ack()
     consumer.close()
     return message

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,14 +82,30 @@ def visit(world: World) -> Iterator[Callable[..., Visitor]]:
         visitor.http.close()
 
 
-def until_ended(visitor: Visitor, path: str = "/topics", seconds: float = 30.0) -> float:
-    """Look again and again until the page leads to the login; the seconds that it took."""
-    began = time.monotonic()
-    while (answer := visitor.http.get(path)).status_code != 303:
-        assert time.monotonic() - began < seconds, answer.text
+def until_ended(visitor: Visitor, path: str = "/topics") -> None:
+    """Look again and again until the page leads to the login."""
+    until(lambda: visitor.http.get(path).status_code == 303)
+    assert visitor.http.get(path).headers["location"].startswith("/login?next=")
+
+
+def until(ready: Callable[[], Any]) -> Any:
+    """Look again and again until something is so; what was found."""
+    deadline = time.monotonic() + 60
+    while not (found := ready()):
+        assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.05)
-    assert answer.headers["location"].startswith("/login?next=")
-    return time.monotonic() - began
+    return found
+
+
+def until_logged_in(visitor: Visitor, token: str) -> None:
+    """Log in where calls have so little time that a busy broker may be too slow."""
+
+    def is_in() -> bool:
+        visitor.get("/login")
+        form = {"token": visitor.token, "access_token": token}
+        return visitor.http.post("/login", data=form, headers={"Origin": visitor.url}).status_code == 303
+
+    until(is_in)
 
 
 def cookie_of(visitor: Visitor) -> str:
@@ -198,10 +216,7 @@ def test_an_operator_acts_and_the_record_names_the_principal(
     plan, digest = plan_by(visitor)
     assert "by ops" in text_of(visitor.get(f"/plans/{plan}"))
     assert visitor.post(f"/plans/{plan}/run", digest=digest, ramp="100", pause="0") == f"/plans/{plan}"
-    for _ in range(300):
-        if "data-live" not in visitor.get(f"/plans/{plan}"):
-            break
-        time.sleep(0.05)
+    until(lambda: "data-live" not in visitor.get(f"/plans/{plan}"))
     assert "it needs `admin`" in visitor.post(f"/groups/{GROUP}/delete", 403, why="x", typed=GROUP)
     with world.bus("boss") as bus:
         acts = [one for one in bus.admin.acts() if one["by"] == "ops"]
@@ -269,10 +284,7 @@ def test_databases_need_view_and_operations_on_them_act_on_everything(
             assert "it needs `act *`" in clerk.post(f"/plans/{plan}/{form}", 403, digest=digest)
         assert not list_acts(engine, 10)
         visitor.post(f"/plans/{plan}/run", digest=digest, ramp="100", pause="0")
-        for _ in range(300):
-            if acts := list_acts(engine, 10):
-                break
-            time.sleep(0.05)
+        acts = until(lambda: list_acts(engine, 10))
         assert [(one["act"], one["by"]) for one in acts] == [("outbox.retry", "ops")]
         assert "ops" in text_of(visitor.get("/acts"))
 
@@ -289,16 +301,13 @@ def test_a_run_ends_with_the_right_for_it(
         visitor = Visitor(console_url)
         log_in(visitor, own.rights.tokens["ops"])
         plan, digest = plan_by(visitor, act="outbox.retry", database=url, group="")
-        visitor.post(f"/plans/{plan}/run", digest=digest, ramp="30,100", pause="60")
+        visitor.post(f"/plans/{plan}/run", digest=digest, ramp="30,100", pause="600")
         if left:
             own.rights.add("ops", *left)
         else:
             own.rights.remove("ops")
         own.rights.write()
-        deadline = time.monotonic() + 30
-        while Plans(own.plans).get(plan).state != "stopped":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: Plans(own.plans).get(plan).state == "stopped")
         assert len(list_acts(engine, 10)) == 1
         visitor.http.close()
 
@@ -412,10 +421,11 @@ def own(tmp_path: Path) -> Iterator[World]:
         yield world
 
 
-def test_a_revoked_token_ends_its_sessions_within_a_second(
+def test_a_revoked_token_ends_its_sessions(
     own: World, visit: Callable[..., Visitor], database: tuple[str, Any]
 ) -> None:
-    """Also on a page that reads a file of this machine alone, and for those who hold a page that looks again."""
+    """Also on a page that reads a file of this machine alone, and for those who hold a page that looks again. That it
+    takes less than a second is in tests/rights/test_ending.py."""
     with own.console(databases=[database[0]]) as url:
         visitors = [Visitor(url) for _ in range(3)]
         for visitor, principal in zip(visitors, ("reader", "reader", "ops"), strict=True):
@@ -423,7 +433,7 @@ def test_a_revoked_token_ends_its_sessions_within_a_second(
             visitor.get("/plans")
         own.rights.remove("reader")
         own.rights.write()
-        assert until_ended(visitors[0], "/plans") < 10.0  # the broker reads the file within half a second
+        until_ended(visitors[0], "/plans")
         assert visitors[1].http.get("/waiting").status_code == 303
         assert visitors[2].http.get("/topics").status_code == 200
         log_in(visitors[0], own.rights.tokens["reader"], 401)
@@ -453,17 +463,11 @@ def test_rights_that_change_count_in_open_sessions(own: World) -> None:
         assert buttons(visitor.get(f"/groups/{GROUP}"))
         own.rights.add("reader", "read *", "view", "act *", "admin")
         own.rights.write()
-        deadline = time.monotonic() + 30
-        while buttons(visitor.get(f"/groups/{GROUP}")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not buttons(visitor.get(f"/groups/{GROUP}")))
         visitor.post(f"/groups/{GROUP}/pause", why="a test")
         own.rights.add("reader", "read *", "view")
         own.rights.write()
-        deadline = time.monotonic() + 30
-        while not buttons(visitor.get(f"/groups/{GROUP}")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: buttons(visitor.get(f"/groups/{GROUP}")))
         visitor.post(f"/groups/{GROUP}/resume", 403, why="a test")
         visitor.http.close()
 
@@ -474,7 +478,7 @@ def test_a_broker_that_does_not_respond_ends_no_session(tmp_path: Path) -> None:
         world = World(f"escrow://127.0.0.1:{served.port}", rights, tmp_path)
         with world.console(ConsoleSettings(sample_seconds=0.1, call_timeout=0.5, absent_timeout=0.2)) as url:
             visitor = Visitor(url)
-            log_in(visitor, rights.tokens["reader"])
+            until_logged_in(visitor, rights.tokens["reader"])
             served.stop()
             for _ in range(3):
                 time.sleep(0.5)
@@ -484,18 +488,15 @@ def test_a_broker_that_does_not_respond_ends_no_session(tmp_path: Path) -> None:
             page = log_in(other, rights.tokens["ops"], 504)
             assert "127.0.0.1" not in page
             served.start()
-            deadline = time.monotonic() + 30
-            while visitor.http.get("/topics").status_code != 200:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            log_in(other, rights.tokens["ops"])
+            until(lambda: visitor.http.get("/topics").status_code == 200)
+            until_logged_in(other, rights.tokens["ops"])
             for one in (visitor, other):
                 one.http.close()
 
 
 def test_a_session_ends_after_its_time(world: World) -> None:
     began = time.monotonic()
-    with world.console(ConsoleSettings(sample_seconds=0.1, session_seconds=1.0)) as url:
+    with world.console(dataclasses.replace(SETTINGS, session_seconds=1.0)) as url:
         visitor = Visitor(url)
         log_in(visitor, world.rights.tokens["reader"])
         while (status := visitor.http.get("/topics").status_code) == 200:
@@ -507,7 +508,7 @@ def test_a_session_ends_after_its_time(world: World) -> None:
 
 def test_a_session_ends_when_it_was_idle_and_each_page_begins_that_time_anew(world: World) -> None:
     idle = 1.0
-    with world.console(ConsoleSettings(sample_seconds=0.1, idle_seconds=idle)) as url:
+    with world.console(dataclasses.replace(SETTINGS, idle_seconds=idle)) as url:
         visitor = Visitor(url)
         began = sent = time.monotonic()
         log_in(visitor, world.rights.tokens["reader"])
@@ -534,13 +535,13 @@ def console_threads() -> set[threading.Thread]:
 def test_sessions_are_bounded_and_those_of_a_token_share_a_console(world: World) -> None:
     """Of 101 sessions, the one that is idle longest has ended."""
     with world.console() as url:
-        before = len(console_threads())
+        before = console_threads()
         visitors = [Visitor(url) for _ in range(101)]
         for number, visitor in enumerate(visitors):
             log_in(visitor, world.rights.tokens["reader" if number % 2 else "ops"])
             if number == 50:
                 visitors[0].get("/topics")
-        assert len(console_threads()) == before + 2
+        assert len(console_threads() - before) == 2
         statuses = [visitor.http.get("/acts/999").status_code for visitor in visitors]
         assert statuses == [404, 303, *[404] * 99]
         for visitor in visitors[2:]:
@@ -549,10 +550,7 @@ def test_sessions_are_bounded_and_those_of_a_token_share_a_console(world: World)
                 visitor.post("/logout")
         visitors[0].get("/plans")
         visitors[0].post("/logout")
-        deadline = time.monotonic() + 30
-        while len(console_threads()) > before + 1:
-            assert time.monotonic() < deadline, "the console of a token is closed with its last session"
-            time.sleep(0.05)
+        until(lambda: len(console_threads() - before) == 1)  # the console of a token is closed with its last session
         visitors[3].get("/topics")
         for visitor in visitors:
             visitor.http.close()
@@ -564,7 +562,7 @@ async def test_a_login_whose_request_is_cancelled_keeps_no_connection(fails: boo
 
     class Opened:
         def identify(self) -> None:
-            gate.wait(30)
+            gate.wait(60)
             if fails:
                 raise Denied(Code.UNAUTHENTICATED)
 
@@ -581,7 +579,7 @@ async def test_a_login_whose_request_is_cancelled_keeps_no_connection(fails: boo
         with pytest.raises(asyncio.CancelledError):
             await login
         gate.set()
-        assert await asyncio.to_thread(closed.wait, 30)
+        assert await asyncio.to_thread(closed.wait, 60)
     sessions.close()
 
 
@@ -600,7 +598,7 @@ async def test_whether_a_login_is_needed_is_asked_of_the_broker(tmp_path: Path, 
             return Console(mq.Bus(links(url, {"token": token})), url, SETTINGS, is_open=not token)
 
         async def until_needed(needed: bool) -> None:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while True:
                 with suppress(Overloaded):
                     if await sessions.needs_login() is needed:
@@ -665,17 +663,18 @@ def test_a_console_that_no_broker_has_answered_shows_nothing(
     start: Callable[..., tuple[Any, dict[str, Any]]], database: tuple[str, Any], tmp_path: Path
 ) -> None:
     """Databases and plans could be shown without a broker, but whether the visitor may see them is not known."""
-    from escrowmq_lab.servers.process import free_port
-
-    words = ("-u", f"escrow://127.0.0.1:{free_port()}", "-l", "127.0.0.1:0", "--database-url", database[0])
-    _, ready = start("console", *words, "--plans", str(tmp_path / "plans"))
-    visitor = Visitor(ready["console"])
-    for path in ("/", "/plans", "/waiting", "/find?q=row-key", "/acts", "/login"):
-        page = visitor.get(path, 503)
-        assert "row-key" not in page.replace(f'action="{path}"', "")
-        assert database[0].rpartition("/")[2] not in page
-    visitor.post("/plans", 503, act="outbox.retry", database=database[0], why="x")
-    visitor.http.close()
+    with socket.socket() as bound:  # so that no other process gets the address, at which nobody listens
+        bound.bind(("127.0.0.1", 0))
+        words = ("-u", f"escrow://127.0.0.1:{bound.getsockname()[1]}", "-l", "127.0.0.1:0")
+        words += ("--database-url", database[0], "--plans", str(tmp_path / "plans"))
+        _, ready = start("console", *words)
+        visitor = Visitor(ready["console"])
+        for path in ("/", "/plans", "/waiting", "/find?q=row-key", "/acts", "/login"):
+            page = visitor.get(path, 503)
+            assert "row-key" not in page.replace(f'action="{path}"', "")
+            assert database[0].rpartition("/")[2] not in page
+        visitor.post("/plans", 503, act="outbox.retry", database=database[0], why="x")
+        visitor.http.close()
 
 
 def test_in_the_process_of_a_broker_each_page_needs_a_login(tmp_path: Path, visit: Callable[..., Visitor]) -> None:
@@ -695,7 +694,7 @@ def test_in_the_process_of_a_broker_each_page_needs_a_login(tmp_path: Path, visi
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     try:
         visitor = visit(ready[0]["console"])
         assert visitor.http.get("/").status_code == 303

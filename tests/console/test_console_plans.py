@@ -75,7 +75,7 @@ def run_of(visitor: Visitor, path: str, **fields: str) -> str:
 
 def until(visitor: Visitor, path: str, ready: Callable[[str], bool]) -> str:
     """A page, once it is as wanted."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not ready(page := visitor.get(path)):
         assert time.monotonic() < deadline, page
     return page
@@ -124,7 +124,7 @@ def test_the_set_that_is_acted_on_is_the_set_shown(visitor: Visitor, bus: mq.Bus
     letters = bus.admin.dead_letters(dead)
     bus.admin.retry_dead_letters(dead, letters[:5])
     consumer = bus.consumer(dead, [letters[0]["topic"]], max_attempts=1)
-    for number, message in enumerate(consumer.messages(idle_timeout=30), 1):
+    for number, message in enumerate(consumer.messages(idle_timeout=60), 1):
         message.nack(cause="it died again")
         if number == 5:
             break
@@ -279,7 +279,7 @@ def test_a_forged_form_does_nothing(
         if given["origin"] is not None:
             headers["Origin"] = given["origin"]
         form = urlencode({"token": given["token"], "act": "dead_letters.retry", "group": dead, "why": "x"})
-        with httpx.Client(trust_env=False) as bare:
+        with httpx.Client(trust_env=False, timeout=60.0) as bare:
             return bare.post(visitor.url + "/plans", content=form, headers=headers).status_code
 
     assert post({**honest, **changes}) == status
@@ -295,7 +295,7 @@ def test_work_is_bounded_and_told() -> None:
 
     def wait(job: Job) -> str:
         job.progress = "half"
-        assert gate.wait(30)
+        assert gate.wait(60)
         return "/there"
 
     running = [jobs.begin("run", f"plan {number}", wait) for number in range(8)]
@@ -303,18 +303,18 @@ def test_work_is_bounded_and_told() -> None:
         jobs.begin("run", "another", wait)
     gate.set()
     for job in running:
-        assert job.ended.wait(30)
+        assert job.ended.wait(60)
         assert job.to == "/there"
 
     def fail(job: Job) -> str:
         raise ValueError("a bug")
 
     broken = jobs.begin("run", "plan 0", fail)
-    assert broken.ended.wait(30)
+    assert broken.ended.wait(60)
     assert "a bug" in str(broken.problem)
     assert jobs.of("run", "plan 0") is broken
     for number in range(200):
-        assert jobs.begin("x", "", lambda job: "/").ended.wait(30), number
+        assert jobs.begin("x", "", lambda job: "/").ended.wait(60), number
     with pytest.raises(Rejected, match="no such work"):
         jobs.get(running[0].id)
     jobs.close()
@@ -328,7 +328,8 @@ def test_a_slow_making_shows_how_far_it_is(
     from escrowmq.console.views import plans as view
 
     monkeypatch.setattr(view, "QUICKLY", 0.0)
-    visitor = open_console(broker_url, ConsoleSettings(sample_seconds=60), plans=tmp_path / "plans")
+    settings = ConsoleSettings(sample_seconds=60, call_timeout=60.0, page_timeout=120.0)
+    visitor = open_console(broker_url, settings, plans=tmp_path / "plans")
     visitor.get("/plans/new")
     path = visitor.post("/plans", act="dead_letters.retry", group=dead, why="x")
     while path.startswith("/work/"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 import socket
@@ -112,7 +113,7 @@ def test_each_page_says_that_other_machines_reach_the_console(
 
 
 def test_the_cookie_is_for_this_site_and_no_script(console_url: str) -> None:
-    with httpx.Client(base_url=console_url, trust_env=False) as fresh:
+    with httpx.Client(base_url=console_url, trust_env=False, timeout=60.0) as fresh:
         cookie = fresh.get("/topics").headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -136,7 +137,7 @@ def test_a_token_of_another_console_or_browser_does_not_fit() -> None:
 
 
 def test_a_form_is_bounded_in_bytes_fields_and_time(open_console: Callable[..., Visitor]) -> None:
-    settings = ConsoleSettings(max_form_bytes=2000, max_fields=8, form_timeout=0.3, sample_seconds=0.05)
+    settings = ConsoleSettings(max_form_bytes=2000, max_fields=8, form_timeout=60.0, sample_seconds=0.05)
     visitor = open_console([TwinLink()], settings)
     headers = {**FORM, "Origin": visitor.url}
 
@@ -148,8 +149,9 @@ def test_a_form_is_bounded_in_bytes_fields_and_time(open_console: Callable[..., 
     assert post("&".join(f"a{n}=1" for n in range(9))) == 400
     assert post("a=%ff") == 400
     assert post(b"\xff") == 400
+    visitor = open_console([TwinLink()], dataclasses.replace(settings, form_timeout=0.3))
     host, port = visitor.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as slow:
+    with socket.create_connection((host, int(port)), timeout=60) as slow:
         head = f"POST /topics HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {visitor.url}\r\nContent-Length: 100\r\n"
         slow.sendall(f"{head}Content-Type: {FORM['Content-Type']}\r\n\r\na=".encode())
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
@@ -159,7 +161,7 @@ def test_slow_forms_keep_nobody_from_a_page(open_console: Callable[..., Visitor]
     visitor = open_console([TwinLink()], ConsoleSettings(max_requests=4, max_forms=4, sample_seconds=0.05))
     host, port = visitor.url.removeprefix("http://").split(":")
     head = f"POST /topics HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {visitor.url}\r\nContent-Length: 100\r\n"
-    slow = [socket.create_connection((host, int(port)), timeout=30) for _ in range(12)]
+    slow = [socket.create_connection((host, int(port)), timeout=60) for _ in range(12)]
     for one in slow:
         one.sendall(f"{head}Content-Type: {FORM['Content-Type']}\r\n\r\na=".encode())
     for one in slow[:8]:  # each further form takes the place of the oldest
@@ -173,7 +175,7 @@ def test_slow_forms_keep_nobody_from_a_page(open_console: Callable[..., Visitor]
 @pytest.mark.parametrize("path", ["//evil.example/x", "///evil.example", "/%5C%5Cevil.example/x", "/\\evil.example"])
 def test_the_page_of_an_error_leads_to_this_site_only(open_console: Callable[..., Visitor], path: str) -> None:
     visitor = open_console([TwinLink()], ConsoleSettings(sample_seconds=0.05))
-    with socket.create_connection(tuple(visitor.url.removeprefix("http://").split(":")), timeout=30) as asked:
+    with socket.create_connection(tuple(visitor.url.removeprefix("http://").split(":")), timeout=60) as asked:
         asked.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while more := asked.recv(1 << 16):
@@ -190,15 +192,17 @@ def test_only_so_many_pages_are_made_at_once(open_console: Callable[..., Visitor
         def action(self, name: str, request: Any, timeout: float | None = None) -> Any:
             if name == "topics.list":
                 entered.release()
-                assert gate.wait(30)
+                assert gate.wait(60)
             return super().action(name, request, timeout)
 
-    visitor = open_console([Slow()], ConsoleSettings(max_requests=1, sample_seconds=0.05))
+    visitor = open_console(
+        [Slow()], ConsoleSettings(max_requests=1, sample_seconds=0.05, call_timeout=60.0, page_timeout=120.0)
+    )
     statuses: list[int] = []
     first = threading.Thread(target=lambda: statuses.append(visitor.http.get("/topics").status_code))
     first.start()
-    assert entered.acquire(timeout=30)
-    with httpx.Client(base_url=visitor.url, trust_env=False) as second:
+    assert entered.acquire(timeout=60)
+    with httpx.Client(base_url=visitor.url, trust_env=False, timeout=60.0) as second:
         assert second.get("/static/console.css").status_code == 503
         gate.set()
         first.join()
@@ -214,7 +218,7 @@ def test_foreign_texts_are_texts_wherever_they_stand(
     """Bodies, keys, tags, properties, causes, instances, reasons, and whatever an address says."""
     visitor = open_console(world_url)
     consumer = world.consumer(g, ["hostile"], max_attempts=1, start="earliest")
-    for number, message in enumerate(consumer.messages(idle_timeout=30)):
+    for number, message in enumerate(consumer.messages(idle_timeout=60)):
         message.nack(cause=HARMS[number].replace("\x00", ""))
         if number == len(HARMS) - 1:
             break
