@@ -151,11 +151,14 @@ def _find_session(name: str) -> SparkSession | None:
     """Return the Spark session that this process already has, or that spark-submit started; None if there is none."""
     if "pyspark" not in sys.modules and SUBMITTED not in os.environ:
         return None
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if SUBMITTED in os.environ:
         return SparkSession.builder.appName(name).getOrCreate()
-    return SparkSession.getActiveSession()
+    if (active := SparkSession.getActiveSession()) is not None or SparkContext._active_spark_context is None:
+        return active
+    return SparkSession._instantiatedSession  # in a thread other than the one that started it, it is not the active one
 
 
 def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping[str, str]) -> SparkSession:
