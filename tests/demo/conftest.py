@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from enduring import keep_sessions
 from escrowmq.pipeline.session import local_session
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    keep_sessions()
     with local_session("tests", cores=2, rows=1000) as session:
         yield session

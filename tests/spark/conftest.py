@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from enduring import keep_sessions
 from escrowmq.pipeline.session import local_session
 from escrowmq.spark.source import register
 from standing import Stage
@@ -14,6 +15,7 @@ from standing import Stage
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    keep_sessions()
     with local_session("tests", cores=2, rows=1000) as session:
         Stage(tmp_path_factory.mktemp("stage")).prepare(session)
         register(session)
