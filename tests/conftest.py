@@ -138,6 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if home := quick_java.write(Path(folder.name) / "home"):
         mocked = pytest.MonkeyPatch()
         mocked.setenv("JAVA_HOME", str(home))
+        mocked.setenv("SPARK_AUTH_SOCKET_TIMEOUT", "300")  # the same as that of Java in quick_java.py
         config.add_cleanup(mocked.undo)
 
 

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 FLAGS = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+FLAGS += " -Dspark.python.authenticate.socketTimeout=300s"  # of Python, when it fetches a result: not 15 s
 
 
 def write(folder: Path) -> Path | None:
