@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import functools
 import os
 import pwd
 import random
@@ -22,24 +24,51 @@ from typing import Any
 
 START_SECONDS = 120.0
 """Patience for a start: generous, since two cores may be shared with a whole test suite."""
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
+PAUSE_SECONDS = 120.0
+"""Patience for a pause: a thread that waits for a disk stands still only when the disk has answered."""
 _PORTS = 15_000, 32_000
 """Below the ports of connections of Linux and macOS, above those of servers that are installed."""
 
 
 def free_port() -> int:
     """Return a loopback port that was free a moment ago, and is none of those that the system gives to connections,
-    one of which could have it while a server that was killed is not there again."""
+    one of which could have it while a server that was killed is not there again. As long as this process lives, nobody
+    who asks here is given the same."""
     chance = random.SystemRandom()  # tests seed the other one
     while True:
         port = chance.randrange(*_PORTS)
+        if port in _given or not _reserve(port):
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-                return port
             except OSError as problem:
                 if problem.errno != errno.EADDRINUSE:
                     raise
+            else:
+                _given.add(port)
+                return port
+
+
+_given: set[int] = set()
+
+
+def _reserve(port: int) -> bool:
+    """Return whether no other process has this port."""
+    try:
+        fcntl.lockf(_open_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+@functools.cache
+def _open_reservations() -> int:
+    """Open the file in which a process locks the byte of each port that it was given: the system ends the locks of a
+    process with it."""
+    path = Path(tempfile.gettempdir()) / f"escrowmq-ports-{os.geteuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def accepts(port: int, say: bytes = b"", hear: bytes = b"") -> bool:
@@ -129,6 +158,7 @@ class Server:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+                self._killed = True
         process.wait()
         self._process = None
 
@@ -151,9 +181,9 @@ class Server:
 
 def pause(pid: int) -> None:
     """Stop all threads of a process: connections stay open without an answer (SIGSTOP). Returns once they stand
-    still: until then one of them may still answer. Raises TimeoutError after ten seconds."""
+    still: until then one of them may still answer. Raises TimeoutError after :data:`PAUSE_SECONDS`."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PAUSE_SECONDS
     while any(_is_running(task) for task in Path(f"/proc/{pid}/task").glob("*/stat")):
         if time.monotonic() > deadline:
             raise TimeoutError(f"process {pid} does not stop")
