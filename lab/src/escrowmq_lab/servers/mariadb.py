@@ -48,6 +48,7 @@ def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Se
                 "--skip-name-resolve",
                 "--character-set-server=utf8mb4",
                 "--max-connections=200",
+                "--connect-timeout=120",  # of a client on a busy machine
                 "--innodb-buffer-pool-size=64M",
                 f"--innodb-flush-log-at-trx-commit={1 if durable else 0}",
                 *([] if durable else QUICK),

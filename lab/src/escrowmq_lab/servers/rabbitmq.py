@@ -87,4 +87,5 @@ def _write_configuration(home: Path, port: int, password: str) -> None:
         "log.console.level = warning\n"
         "vm_memory_high_watermark.absolute = 512MB\n"
         "disk_free_limit.absolute = 1MB\n"
+        "handshake_timeout = 120000\n"  # of a client on a busy machine
     )

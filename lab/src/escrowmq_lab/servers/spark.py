@@ -84,7 +84,7 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | N
             command=[starter, f"{_PACKAGE}.master.Master", *address],
             ready=lambda _: accepts(port) and "Starting Spark master" in _read(folder / "master.log"),
             log=folder / "master.log",
-            environment=environment,
+            environment={**environment, "SPARK_MASTER_OPTS": "-Dspark.worker.timeout=600"},  # of a machine that stalls
         )
         stack.enter_context(started(master))
         hands = []
