@@ -30,7 +30,7 @@ FRAME = len(frame(0, 0, epoch=0))
 
 def open_channel(kafka: MemoryKafka, url: str = "escrow://a", **options: Any) -> tuple[Channel, MemoryPartition]:
     partition = kafka.opener()
-    return claim(partition, Fold(), url=url, seed=SEED, timeout=5, **options), partition
+    return claim(partition, Fold(), url=url, seed=SEED, timeout=60, **options), partition
 
 
 def frames(start: int, count: int = 1, **options: Any) -> bytes:
@@ -299,12 +299,12 @@ def test_it_beats_while_nothing_is_sent_and_notices_by_itself_that_it_is_fenced(
     channel, _ = open_channel(kafka, beat_seconds=0.02, replicas=lambda: ("escrow://a", "escrow://b"))
     channel.start()
     with kafka.changed:
-        assert kafka.changed.wait_for(lambda: kafka.log.next >= 4, 30)
+        assert kafka.changed.wait_for(lambda: kafka.log.next >= 4, 60)
     fold = Fold()
     assert {fold.take(n, kafka.log[n]).type.name for n in range(4)} == {"CLAIM", "BEAT"}
     assert fold.replicas == ("escrow://a", "escrow://b")
     open_channel(kafka, "escrow://b")
-    channel._beat_thread.join(30)
+    channel._beat_thread.join(60)
     assert channel.failure is not None
     assert channel.failure.code is Code.FENCED
     channel.close()
@@ -343,7 +343,7 @@ def test_confirm_waits_for_what_was_sent_after_it_began() -> None:
     channel, partition = open_channel(kafka)
     send_frames(channel, frames(0)).wait()
     before = channel.proved_at
-    channel.confirm(5)
+    channel.confirm(60)
     assert channel.proved_at > before
     partition.change(held=True)
     with refused(Unknown, Code.TIMED_OUT):
@@ -351,7 +351,7 @@ def test_confirm_waits_for_what_was_sent_after_it_began() -> None:
     open_channel(kafka, "escrow://b")
     partition.change(held=False)
     with refused(Fenced, Code.FENCED):
-        channel.confirm(5)
+        channel.confirm(60)
 
 
 def test_many_threads_share_one_channel() -> None:
@@ -369,7 +369,7 @@ def test_many_threads_share_one_channel() -> None:
                 n = next(at)
                 sent.append((send_frames(channel, frames(n)), n))
             sent[-1][0].wait()
-            channel.confirm(30)
+            channel.confirm(60)
         return sent
 
     with ThreadPoolExecutor(8) as pool:
@@ -403,7 +403,7 @@ def test_of_two_that_make_the_log_the_first_decides() -> None:
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(claim, slow, fold, url="escrow://b", seed=(5, 6))
         with kafka.changed:
-            assert kafka.changed.wait_for(lambda: slow.on_the_way == 1, 30)
+            assert kafka.changed.wait_for(lambda: slow.on_the_way == 1, 60)
         open_channel(kafka)
         slow.change(slow=False)
         channel = second.result()

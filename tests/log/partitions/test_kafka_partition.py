@@ -63,14 +63,14 @@ def stored(partition: Partition, records: list[bytes]) -> list[int]:
         partition.produce(number, record)
     found: dict[int, int] = {}
     while len(found) < len(records):
-        found |= dict(partition.acknowledged(30))
+        found |= dict(partition.acknowledged(60))
     return [offset for _, offset in sorted(found.items())]
 
 
 def everything(partition: Partition, start: int, end: int) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     while start + len(found) < end:
-        found += partition.read(start + len(found), end, 30)
+        found += partition.read(start + len(found), end, 60)
     return found
 
 
@@ -79,7 +79,7 @@ def test_records_are_kept_in_order_and_read_from_anywhere(opener: Opener) -> Non
     records = [b"%d" % n * 1000 for n in range(300)]
     assert stored(sender, records) == list(range(300))
     assert sender.acknowledged(0) == []
-    assert reader.ends(30) == sender.ends(30) == (0, 300)
+    assert reader.ends(60) == sender.ends(60) == (0, 300)
     assert everything(reader, 0, 300) == list(enumerate(records))
     assert everything(reader, 7, 9) == [(7, records[7]), (8, records[8])]
     assert everything(reader, 9, 12) == list(enumerate(records))[9:12], "goes on"
@@ -147,12 +147,12 @@ def test_what_was_deleted_and_what_is_not_there(opener: Opener) -> None:
     stored(sender, [b"x"] * 10)
     assert len(everything(reader, 0, 10)) == 10
     sender.delete_before(6)
-    assert sender.ends(30) == (6, 10)
+    assert sender.ends(60) == (6, 10)
     with refused(Rejected, Code.RANGE_PURGED, "begins at offset 6, not 5"):
-        reader.read(5, timeout=30)
+        reader.read(5, timeout=60)
     assert [offset for offset, _ in everything(reader, 6, 10)] == [6, 7, 8, 9]
     with refused(Corrupt, Code.DAMAGED, "ends at offset 10; it was read up to 12"):
-        reader.read(12, timeout=30)
+        reader.read(12, timeout=60)
     assert [offset for offset, _ in everything(reader, 9, 10)] == [9]
 
 
@@ -176,7 +176,7 @@ def test_the_channel_over_a_real_partition(opener: Opener) -> None:
     assert send_frames(second, data[3]).wait().sequence == 4
     assert second.gaps == 1
     first.close()
-    second.release(30)
+    second.release(60)
     second.close()
 
 
@@ -212,7 +212,7 @@ def test_a_node_that_stands_still(opener: Opener, kafka_server: Server) -> None:
         assert asking.read(0, timeout=0.1) == []
         closing.close()
         with refused(Unknown, Code.CLOSED):
-            closing.acknowledged(30)
+            closing.acknowledged(60)
     finally:
         kafka_server.resume()
     assert sent.wait(60).sequence == 1
@@ -225,10 +225,10 @@ def test_a_transaction_of_a_stranger_is_noticed(opener: Opener, address: str) ->
     partition = opener()
     channel = claim(partition, Fold(), url="escrow://a")
     producer = Producer({"bootstrap.servers": parsed.servers[0], "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(parsed.topic, b"not ours", partition=0)
-    producer.commit_transaction(30)
+    producer.commit_transaction(60)
     with refused(Corrupt, Code.DAMAGED, "no other writers"):
         for number in itertools.count():  # the end may be written some records later
             send_frames(channel, frame(number, number, epoch=0, salt=channel.standing.salt)).wait()
@@ -260,7 +260,7 @@ def test_a_topic_that_would_lose_data_is_refused(address: str) -> None:
     admin = AdminClient({"bootstrap.servers": parsed.servers[0]})
     change = ConfigEntry("retention.ms", "604800000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, parsed.base_topic, incremental_configs=[change])
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(60)
     with refused(Misuse, Code.BAD_SETTING, "retention.ms is 604800000") as _:
         open_partitions(address).check()
     with refused(Misuse, Code.BAD_SETTING, "--add-config retention.ms=-1"):
@@ -272,7 +272,7 @@ def test_a_topic_with_the_clusters_defaults_is_refused(kafka_url: str) -> None:
     with refused(Rejected, Code.UNKNOWN_TOPIC, "escrowmq log create"):
         open_partitions(parsed).check()
     admin = AdminClient({"bootstrap.servers": parsed.servers[0]})
-    admin.create_topics([NewTopic(parsed.topic, 1, 1)])[parsed.topic].result(30)
+    admin.create_topics([NewTopic(parsed.topic, 1, 1)])[parsed.topic].result(60)
     with refused(Misuse, Code.BAD_SETTING, "Kafka deletes the log by its age"):
         create_topics(parsed)
 

@@ -56,8 +56,8 @@ def test_tls(secured_kafka: Secured) -> None:
     partitions.check()
     partition = partitions.log()
     partition.produce(0, b"over TLS")
-    assert partition.acknowledged(30) == [(0, 0)]
-    assert partition.read(0, timeout=30) == [(0, b"over TLS")]
+    assert partition.acknowledged(60) == [(0, 0)]
+    assert partition.read(0, timeout=60) == [(0, b"over TLS")]
     partitions.close()
     unknown = address.replace(f"&ssl.ca.location={secured_kafka.certificate}", "")
     with refused(Misuse, Code.BAD_SETTING, "ssl.ca.location"):

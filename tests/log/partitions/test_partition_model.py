@@ -148,7 +148,7 @@ class Real:
 
     def comes_to(self, i: int, wanted: tuple[int, bool]) -> tuple[int, bool]:
         """Return what was answered to an opener and whether it is fenced, once that is as wanted: a look takes time."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (found := (self.answered(i), self.fenced(i))) != wanted and time.monotonic() < deadline:
             self.look(i)
         return found
