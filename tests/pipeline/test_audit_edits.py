@@ -29,16 +29,27 @@ COLUMNS = ("message_id", "price")
 BY_KEY = {"expected": "group:cart/orders", "found": "table:carts", "columns": list(COLUMNS)}
 
 
+def take(consumer: mq.Consumer, count: int) -> list[Any]:
+    """That many messages, which are there."""
+    taken: list[Any] = []
+    while len(taken) < count:
+        more = list(consumer.receive(count - len(taken), wait=60.0))
+        assert more, f"only {len(taken)} of {count} came"
+        taken += more
+    return taken
+
+
 def fail(bus: mq.Bus, count: int) -> None:
     with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
-        for message in consumer.receive(count, wait=30.0):
+        for message in take(consumer, count):
             message.nack(0.0, "poison")
         consumer.flush()
 
 
-def handle(bus: mq.Bus, connection: sqlite3.Connection, poison: str = "") -> None:
+def handle(bus: mq.Bus, connection: sqlite3.Connection, count: int, poison: str = "") -> None:
+    """All that there is: ``count`` messages, of which one may be the poison."""
     with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
-        for message in consumer.messages(idle_timeout=0.3):
+        for message in [*take(consumer, count), *consumer.receive(1, wait=0.3)]:
             if message.message_id.hex() == poison:
                 message.nack(0.0, "again")
                 continue
@@ -81,10 +92,10 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         made["k5"] = admin.edit_dead_letter("cart", letters[5], body=b'{"price": 105}')["message_id"]
         made["twice"] = admin.edit_dead_letter("cart", letters[1], body=b'{"price": 1}')["message_id"]
         made["moved"] = admin.edit_dead_letter("cart", letters[2], key="moved")["message_id"]
-        handle(bus, connection, poison=made["twice"])
+        handle(bus, connection, 11, poison=made["twice"])
         (letter,) = admin.dead_letters("cart")
         made["k1"] = admin.edit_dead_letter("cart", letter, body=b'{"price": 101}')["message_id"]
-        handle(bus, connection)
+        handle(bus, connection, 1)
     connection.close()
     return folder, made
 

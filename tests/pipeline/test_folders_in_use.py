@@ -112,7 +112,7 @@ def test_a_worker_never_gives_fewer_rows_than_were_planned(folder: Path, is_serv
     assert told.value.code is Code.TIMED_OUT
     assert ("what it acknowledged last may be missing" in told.value.message) is not is_served
     assert (
-        sum(batch.num_rows for batch in brokers.read(OffsetRange(there, 0, there.end), ["key"], {}, 5.0)) == there.end
+        sum(batch.num_rows for batch in brokers.read(OffsetRange(there, 0, there.end), ["key"], {}, 60.0)) == there.end
     )
 
 

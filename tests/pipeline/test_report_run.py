@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """30 plain messages; 20 transactions of 2 messages: 11 committed, 4 rolled back, 5 open; 6 of 11 orders
     acknowledged."""
     made = tmp_path_factory.mktemp("report") / "data"
-    with mq.connect(f"file:{made}") as bus:
+    with mq.connect(f"file:{made}", transaction_timeout=3600) as bus:  # nobody is asked
         assert bus.producer("plain").send_batch([mq.Message("points", b"x", key=str(n)) for n in range(30)]).ok
         shop = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
         for number in range(20):
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             elif number < 15:
                 shop.rollback(receipt.transaction_id)
         with bus.consumer("cart", ["orders"]) as consumer:
-            for number, message in enumerate(consumer.messages(idle_timeout=5)):
+            for number, message in enumerate(consumer.messages(idle_timeout=60)):
                 message.ack()
                 if number == 5:
                     break

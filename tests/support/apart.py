@@ -64,11 +64,16 @@ class Shard:
 
     def kill_leader(self) -> Server:
         """``kill -9``, when the other one stands by."""
-        eventually(lambda: sorted(map(_role, self.nodes)) == ["leader", "standby"], lambda: "they are not two")
-        found = self.leader()
-        assert found is not None
-        found.kill()
-        return found
+        roles: dict[str, Server] = {}
+
+        def are_two() -> bool:
+            roles.clear()
+            roles.update((_role(node), node) for node in self.nodes)
+            return sorted(roles) == ["leader", "standby"]
+
+        eventually(are_two, lambda: "they are not two")
+        roles["leader"].kill()
+        return roles["leader"]
 
 
 def _role(node: Server) -> str:
