@@ -118,7 +118,7 @@ def test_a_partition_can_be_named(target: KafkaTarget, kafka_url: str) -> None:
 
 
 def test_what_the_promise_stands_on_cannot_be_set(kafka_url: str) -> None:
-    for setting in ({"acks": "1"}, {"enable.idempotence": False}):
+    for setting in ({"acks": "1"}, {"enable.idempotence": False}, {"max.in.flight.requests.per.connection": 5}):
         with pytest.raises(Misuse, match="set by the target"):
             KafkaTarget(kafka_url, config=setting)
     with pytest.raises(Misuse, match="set by the target"):

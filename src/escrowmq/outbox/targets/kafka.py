@@ -29,6 +29,9 @@ OURS: Mapping[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
+    # Kafka accepts any sequence number of a producer that is new to a partition: where the first request failed,
+    # because a new topic has no leader yet, a second one in flight would be stored before it.
+    "max.in.flight.requests.per.connection": 1,
     "message.timeout.ms": 0,  # a timeout of a single message would leave a gap; ours is of a whole call
     "message.max.bytes": 1_000_000_000,  # the topic's own limit counts, see _limits()
 }
