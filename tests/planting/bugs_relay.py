@@ -156,7 +156,7 @@ def take_lanes_whose_lease_still_runs(plant: Plant) -> None:
 
     @plant.instead(Leases, "_take")
     def take(self: Any, connection: Any, now: int, until: int, most: int) -> Any:
-        return real(self, connection, until + 1, until, most)
+        return real(self, connection, 1 << 60, until, most)
 
 
 @bug(
@@ -220,7 +220,7 @@ def take_one_id_in_two_topics_for_one_message(plant: Plant) -> None:
 @bug(
     "consumers",
     SEEN + "test_consume_sends_back_only_what_fails",
-    "assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=",
+    "inbox.consume(consumer, sqlite_shop, place, idle_timeout=",
 )
 def acknowledge_a_batch_that_failed(plant: Plant) -> None:
     @plant.instead(consuming.Loop, "_handle_apart")
