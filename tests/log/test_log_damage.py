@@ -7,12 +7,13 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from log_scripts import START_US, Content, checked, content, group, messages, opened
 
 from escrowmq.errors import Code, Corrupt, EscrowError, Misuse
-from escrowmq.log import segments
+from escrowmq.log import frames, segments
 from escrowmq.log.checking import check
 from escrowmq.log.report import DamagedLog
 from escrowmq.schemas import Kind
@@ -168,6 +169,28 @@ def test_indexes_are_rebuilt_equal(spoil: Callable[[bytes], bytes | None]) -> No
     assert [content(frame) for frame in log.frames()][:-1] == everything
     log.close()
     assert {name: again.files()[name] for name in before} == before
+
+
+def test_an_index_says_of_durability_what_its_frames_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync ends on another thread while a frame is appended: the frame's header was made before."""
+    encode, under_way = frames.encode, []
+
+    def encode_while_a_sync_ends(*content: Any, **place: Any) -> Any:
+        chunks = encode(*content, **place)
+        while under_way:
+            under_way.pop()()
+        return chunks
+
+    monkeypatch.setattr(frames, "encode", encode_while_a_sync_ends)
+    disk = MemoryDisk()
+    log = opened(disk, segment_bytes=SMALL)
+    for n in range(20):
+        log.append(Kind.CHECKED, checked([n]), START_US + n)
+        under_way.append(log.hand_over())
+    log.append(Kind.CHECKED, checked([20]), START_US + 20)
+    log.close()
+    assert len(_segments(disk)) == 2
+    assert list(check(disk)) == []
 
 
 def _with_snapshots() -> MemoryDisk:

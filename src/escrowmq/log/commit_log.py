@@ -175,22 +175,23 @@ class SegmentLog(ReadableLog):
         frame = Frame(kind, self.next_sequence, self.next_position, time_us, self.epoch, content)
         place = {"sequence": frame.sequence, "position": frame.position, "time_us": time_us, "epoch": self.epoch}
         lz4, salt = self._lz4 and kind in (Kind.PLAIN, Kind.HALF), self._segment.header.salt
-        chunks = codec.encode(kind, content, **place, synced=self._durable, salt=salt, lz4=lz4)
+        synced = self._durable  # it may grow at any time: a sync can end on another thread
+        chunks = codec.encode(kind, content, **place, synced=synced, salt=salt, lz4=lz4)
         size = sum(map(len, chunks))
         self.reserve(size)
-        self._publish(frame, self._active.end, size)
+        self._publish(frame, self._active.end, size, synced)
         self._put(chunks, size)
         return frame.position
 
     def _put(self, chunks: list[Chunk], size: int) -> None:
         self._active.put(chunks, size)
 
-    def _publish(self, frame: Frame, offset: int, size: int) -> None:
+    def _publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
         self.next_sequence += 1
         self.next_position += frame.count
         self.last_time_us = frame.time_us
         self.bytes_written += size
-        self._reader.publish(frame, offset, size, self._durable)
+        self._reader.publish(frame, offset, size, synced)
 
     def sync(self) -> None:
         self.hand_over()()

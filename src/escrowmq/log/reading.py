@@ -247,14 +247,15 @@ class Reader:
         return segment.data
 
     def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
-        """Add a frame of ``size`` bytes at byte ``offset`` of the last segment; frames below ``synced`` are durable."""
+        """Add a frame of ``size`` bytes at byte ``offset`` of the last segment. Its header says that frames below
+        ``synced`` are durable."""
         with self.lock:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
             segment.size += size
             segment.next_position = frame.position + frame.count
             segment.epoch = frame.epoch
-            segment.synced = synced
+            segment.synced = max(segment.synced, synced)
             self.fresh[frame.sequence] = frame
 
     def bytes_from(self, sequence: int) -> int:

@@ -65,7 +65,7 @@ class Mirror(SegmentLog):
             batch = codec.decode(raw, 0, header, "the partition")
             frame = Frame.of(header, batch)
             self.epoch = header.epoch
-            self._publish(frame, self._active.end, size)
+            self._publish(frame, self._active.end, size, header.synced)
             self._active.put([raw], size)
             taken.append(frame)
         return taken
