@@ -5,6 +5,7 @@ answered.
 fails its tests.
 """
 
+import contextlib
 import itertools
 import select
 import socket
@@ -121,7 +122,8 @@ def silent(shared, kind, monkeypatch):
     """It has not greeted, and says no more than what kind of frame this is."""
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
     with shared.client(greet=False) as client:
-        client.send(WHOLE[kind][:5])
+        with contextlib.suppress(ConnectionError):  # the broker was faster
+            client.send(WHOLE[kind][:5])
         assert client.closed() == []
 
 
@@ -131,9 +133,10 @@ def slow(shared, kind, monkeypatch):
         monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
         monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
         rest = frame(kind, 1, b"x" * 1500)
-        while len(rest) > 1 and not select.select([client.socket], [], [], 0.02)[0]:
-            client.send(rest[:1])
-            rest = rest[1:]
+        with contextlib.suppress(ConnectionError):  # closed while it sends
+            while len(rest) > 1 and not select.select([client.socket], [], [], 0.02)[0]:
+                client.send(rest[:1])
+                rest = rest[1:]
         assert len(rest) > 1, "it is waited for as long as it drips"
         assert [one.kind for one in client.closed()] in ([], [Kind.ERROR])
 
