@@ -24,7 +24,7 @@ from escrowmq.spark.options import read_options
 from escrowmq.spark.planning import OffsetRange
 from escrowmq.spark.source import register
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ORDERS = 5
 

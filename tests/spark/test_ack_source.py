@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import escrowmq as mq
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture

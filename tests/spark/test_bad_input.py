@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 import escrowmq as mq
 from escrowmq.spark.source import EscrowSource
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 AWAY = "escrow://127.0.0.1:9"
 

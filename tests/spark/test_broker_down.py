@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 
 import escrowmq as mq
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 LARGE, SIZE = 4096, 1 << 14
 """Bodies, and the bytes of each: far more than the first batch, and what is on its way when the broker dies."""

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from escrowmq.spark.checkback import find_last_commit
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

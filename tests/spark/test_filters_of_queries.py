@@ -23,7 +23,7 @@ from escrowmq.pipeline.reconcile import missing, read_side
 from escrowmq.spark.reading import EscrowReader
 from escrowmq.spark.source import register
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ROWS = 400
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from escrowmq_lab.servers.process import free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 PATIENT = 120
 """Seconds in which the shard is led again."""

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from escrowmq.client.links.router import broker_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq.spark.source import EscrowSource
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ROWS = 300
 

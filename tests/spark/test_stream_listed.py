@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import escrowmq as mq
 from escrowmq.overview import status
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 @pytest.mark.parametrize("name", ["sums of orders", None])

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import escrowmq as mq
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="module")

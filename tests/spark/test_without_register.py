@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from escrowmq.spark.source import EscrowSource, register
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def test_a_session_reads_and_writes_in_python_and_sql(spark: SparkSession, tmp_path: Path) -> None:
