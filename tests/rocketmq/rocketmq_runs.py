@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from escrowmq.gateway.rocketmq.protocol import definition, service, service_grpc
+from escrowmq_lab.servers.process import free_port
 from forked import Forked
 
 QUICK: dict[str, Any] = {
@@ -28,9 +29,10 @@ PATIENCE = 90.0
 
 
 class GatewayProcess:
-    """``escrowmq rocketmq`` as a process."""
+    """``escrowmq rocketmq`` as a process, on ports that no connection gets while it is away between two starts."""
 
-    def __init__(self, url: str, words: tuple[str, ...], listen: str = "127.0.0.1:0", second: str = "127.0.0.1:0"):
+    def __init__(self, url: str, words: tuple[str, ...], listen: str | None = None, second: str | None = None):
+        listen, second = (given or f"127.0.0.1:{free_port()}" for given in (listen, second))
         command = [sys.executable, "-m", "escrowmq", "rocketmq", "--url", url, "--listen", listen, "--second", second]
         self.process = Forked([*command, *words, "--json"], stdout=-1, stderr=-1, text=True)
         assert self.process.stdout is not None
