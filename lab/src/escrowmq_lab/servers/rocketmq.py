@@ -31,17 +31,19 @@ class Rocketmq(Server):
     """A broker with its proxy. ``url`` is the HOST:PORT of gRPC clients."""
 
     names: str = ""
+    broker: str = ""
+    """Its HOST:PORT for commands: it may not have told the name server yet that it is there."""
     tool: tuple[str, ...] = ()
     """The command of RocketMQ's ``mqadmin``."""
 
     def create_topic(self, name: str, kind: str, queues: int = 8) -> None:
         """Create a topic for messages of one kind: NORMAL, FIFO, DELAY or TRANSACTION."""
         sizes = ["-r", str(queues), "-w", str(queues)]
-        self.admin("updateTopic", "-c", "DefaultCluster", "-t", name, *sizes, "-a", f"+message.type={kind}")
+        self.admin("updateTopic", "-b", self.broker, "-t", name, *sizes, "-a", f"+message.type={kind}")
 
     def create_group(self, name: str) -> None:
         """Create a consumer group, which a gRPC client needs."""
-        self.admin("updateSubGroup", "-c", "DefaultCluster", "-g", name)
+        self.admin("updateSubGroup", "-b", self.broker, "-g", name)
 
     def admin(self, command: str, *words: str) -> None:
         """Run a command of ``mqadmin``. Raises RuntimeError if it fails."""
@@ -69,6 +71,7 @@ def serving(folder: Path, *, settings: Mapping[str, str] | None = None, heap: st
         environment={"RMQ_PROXY_HOME": str(folder)},
         stop_signal=signal.SIGKILL,  # its own way to an end takes many seconds; its data goes with it
         names=f"127.0.0.1:{names}",
+        broker=f"127.0.0.1:{port}",
         tool=(*base[:1], "-XX:TieredStopAtLevel=1", *base[1:], "org.apache.rocketmq.tools.command.MQAdminStartup"),
     )
     naming = Server(
