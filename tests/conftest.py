@@ -13,8 +13,11 @@ import importlib
 import itertools
 import os
 import random
+import sys
 import tempfile
+import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +148,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Name the seed, so that a failure can be repeated: at the end, because ``-q`` leaves the header out."""
     terminalreporter.write_line(f"hypothesis seed: {config.option.hypothesis_seed} (--hypothesis-seed)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Add to the report of a failure what the process's other threads do at that moment, and how busy the machine is:
+    what fails once in a thousand runs must be explained by its report."""
+    report = yield
+    if report.failed:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        others = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+        stacks = [f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}" for ident, frame in others]
+        report.sections.append((f"other threads; load {os.getloadavg()}", "".join(stacks)))
+    return report
 
 
 _homes = itertools.count()

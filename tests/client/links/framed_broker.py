@@ -32,7 +32,7 @@ class FramedBroker:
 
     def __init__(self, twin, path=None, port=0):
         self.twin = twin
-        self.silent = self.deaf = self.mute = False
+        self.silent = self.deaf = self.mute = self.closing = False
         self.refusal = self.says = self.greets = None
         self.shard = twin.shard
         self.kinds = []
@@ -49,6 +49,7 @@ class FramedBroker:
             self.server.bind(str(path))
             self.server.listen()
             self.address = Address(str(path), 0)
+        self.server.settimeout(1.0)
         self.threads = [threading.Thread(target=self._accept)]
         self.threads[0].start()
 
@@ -70,28 +71,32 @@ class FramedBroker:
             client.sendall(raw)
 
     def close(self):
+        self.closing, self.deaf = True, False
+        self._tell()
         with suppress(OSError):
             self.server.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:  # the first one accepts connections: after it no thread is added
+            for _ in range(600):
+                self.drop()  # also those accepted meanwhile
+                thread.join(0.1)
+                if not thread.is_alive():
+                    break
+            else:
+                raise AssertionError(f"{thread} still runs; {len(self.connections)} connections: {self.heard}")
         self.server.close()
-        self.deaf = False
-        self._tell()
-        self.drop()
-        for thread in self.threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
 
     def _tell(self):
         with self.news:
             self.news.notify_all()
 
     def _accept(self):
-        with suppress(OSError):
-            while True:
+        while not self.closing:
+            with suppress(OSError):
                 client, _ = self.server.accept()
                 self.connections.append(client)
                 thread = threading.Thread(target=self._serve, args=(client,))
-                self.threads.append(thread)
                 thread.start()
+                self.threads.append(thread)
 
     def _serve(self, client):
         assembler, lock = Assembler(1 << 30), threading.Lock()
