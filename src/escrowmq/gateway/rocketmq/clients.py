@@ -46,6 +46,8 @@ class Stream:
     client: str
     gateway: Gateway
     topics: set[str] = field(default_factory=set)
+    is_silent: bool = False
+    """Whether the client has not answered its last check-back."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     """Send the settings again."""
     _commands: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
@@ -194,12 +196,12 @@ class Clients:
         return producer
 
     async def decide(self, gateway: Gateway, check: Check) -> Outcome:
-        """Ask a client for the outcome of a transaction: the sender, else another client of the topic. Returns UNKNOWN
-        if none answers within ANSWER_SECONDS."""
+        """Ask a client for the outcome of a transaction: the sender, else another client of the topic. Clients that did
+        not answer their last check-back come last. Returns UNKNOWN without an answer within ANSWER_SECONDS."""
         message = check.messages[0]
         fitting = [one for one in self._streams.get(gateway, ()) if message.topic in one.topics]
         sender = message.properties.get(CLIENT)
-        fitting.sort(key=lambda one: (one.client != sender, one.waiting))
+        fitting.sort(key=lambda one: (one.is_silent, one.client != sender, one.waiting))
         transaction = str(check.transaction_id)
         command = service.RecoverOrphanedTransactionCommand(
             message=mapping.to_orphan(message), transaction_id=transaction
@@ -211,8 +213,11 @@ class Clients:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if not await fitting[0].put_later(recover_orphaned_transaction_command=command):
                     return Outcome.UNKNOWN
-                return await asyncio.shield(answer)
+                outcome = await asyncio.shield(answer)
+                fitting[0].is_silent = False
+                return outcome
         except TimeoutError:
+            fitting[0].is_silent = True
             _log.info("no answer from client %.80s about %s", fitting[0].client, transaction)
             return Outcome.UNKNOWN
         finally:

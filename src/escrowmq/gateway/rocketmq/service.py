@@ -222,10 +222,10 @@ class MessagingService(service_grpc.MessagingServiceServicer):  # type: ignore[m
             for task in done:
                 task.result()
         finally:
+            self.clients.leave(stream)
             tasks[0].cancel()
             stream.end()  # gRPC fails if a write is cancelled
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.clients.leave(stream)
 
     # Consumers
 
