@@ -129,6 +129,7 @@ func main() {
 	c.act("groups.subscribe", map[string]any{"group": "go", "topics": []string{"from-go"}})
 	session := int(c.act("session.open", map[string]any{"group": "go", "instance": "one", "transactional": true})["session"].(float64))
 	c.ask(watch, pack(nil, session), nil)
+	c.wait(checks) // an empty batch: from now on the broker asks
 	message := []any{"from-go", []byte("hello"), nil, nil, nil, nil, -1, 0, 0, 0, nil}
 	c.ask(prepare, nil, pack(nil, []any{pack(nil, map[string]any{"session": session}), []any{message}, []any{1, 1}}))
 	c.wait(rows) // the half message is durable; its outcome gets lost, so the broker asks

@@ -77,7 +77,9 @@ class Link(Protocol):
         ...
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
-        """Subscribe to check-backs: ``on_checks`` gets batches of schema CHECKS, on a thread of the link, until closed.
+        """Subscribe to check-backs, and return when the broker sends them: ``on_checks`` gets batches of schema CHECKS,
+        on a thread of the link, until closed. Raises EscrowError if the broker refuses.
+
         Answers are sent by ``exchange(Exchange.END, ..., {"session": s, "by": DecidedBy.CHECK})``."""
         ...
 

@@ -501,6 +501,7 @@ def test_there_is_a_bound_for_calls_too(tmp_path):
             assert caught.value.code is Code.QUEUE_FULL
             assert second.plain(b"x")[0][0] == Code.OK
             first.send(frames.cancel(1))
+            assert first.answer(1).kind == Kind.CHECKS  # it had begun
             assert first.answer(1).kind == Kind.DONE
             served.until(lambda: second.act("topics.list") if not served.room._call_count else None)
     finally:

@@ -24,6 +24,7 @@ from escrowmq.broker.serving.connection import Connection
 from escrowmq.broker.serving.room import Held, Room
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.schemas import CHECKS
 from escrowmq.wire import BatchStream, Json, frames
 from escrowmq.wire.actions import brokers
 from escrowmq.wire.frames import Pieces
@@ -43,6 +44,7 @@ FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
 UNSENT_BYTES = 2 << 20
 """Queued bytes of one read or watch above which it produces no further batch."""
 
+_NO_CHECKS = pa.RecordBatch.from_pylist([], schema=CHECKS)
 _ABOUT_THE_BROKER = frozenset({brokers.HELLO.name, brokers.HEALTH.name, brokers.STATS.name})
 
 logger = logging.getLogger(__name__)
@@ -261,7 +263,7 @@ class Read(Stream):
 
 
 class Watch(Stream):
-    """Sends the checks of a session when they are due."""
+    """Sends the checks of a session when they are due; first an empty batch, because from now on it will."""
 
     def __init__(self, place: Place, session: int) -> None:
         super().__init__(place, place.workers.run_watch)
@@ -274,6 +276,7 @@ class Watch(Stream):
         if listener is None:
             self._listener = listener = self._calls.watch(self._session)
             listener.on_news = self.wake
+            self._batches = iter([_NO_CHECKS])
         while self._may_send():
             batch = next(self._batches, None)
             if batch is not None:

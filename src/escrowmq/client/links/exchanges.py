@@ -344,14 +344,15 @@ class Watch(Waiting):
         self._on_checks = on_checks
         self._connection = connection
         self._closed = False
+        self._begun = threading.Event()  # the broker has answered for the first time
         self.over = False
         """Whether nothing more comes, for whatever reason."""
         self.problem: EscrowError | None = None
 
     @property
     def is_owed(self) -> bool:
-        """See :class:`Waiting`: checks come when transactions are late, so silence means nothing."""
-        return False
+        """See :class:`Waiting`: checks come when transactions are late, so silence means nothing once it has begun."""
+        return not self._begun.is_set()
 
     @property
     def broken(self) -> bool:
@@ -377,9 +378,18 @@ class Watch(Waiting):
         if isinstance(answer, pa.RecordBatch):
             if answer.num_rows and not self._closed:
                 self._on_checks(answer)
-            return
-        self.problem = answer
-        self.over = True
+        else:
+            self.problem, self.over = answer, True
+        self._begun.set()
+
+    def wait_begun(self, timeout: float) -> None:
+        """Wait until the broker sends checks to this subscription. Raises the error by which it refuses, and
+        Unknown(TIMED_OUT) after ``timeout`` seconds."""
+        if not self._begun.wait(timeout):
+            self.close()
+            raise Unknown(Code.TIMED_OUT, "the broker has not begun to send checks in time")
+        if self.problem is not None:
+            raise self.problem
 
     def close(self) -> None:
         """End the subscription: the broker sends this session no more checks."""

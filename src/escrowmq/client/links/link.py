@@ -33,6 +33,7 @@ from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.connection import SILENT_TICKS, TICK_SECONDS, Connection
 from escrowmq.client.links.exchanges import (
     NOTHING,
+    STALL_SECONDS,
     Action,
     Batches,
     NotLeading,
@@ -179,6 +180,7 @@ class ServedLink:
         connection.send(watch)
         self._next_probe_at = time.monotonic() + WATCH_PROBE_SECONDS
         self._tick_later()
+        watch.wait_begun(STALL_SECONDS)
         return watch
 
     def close(self) -> None:

@@ -197,8 +197,8 @@ class CheckLoop:
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED:
                     return
-                fenced = problem.code is Code.FENCED
-                if not fenced and (level := absence.failed(problem.code, time.monotonic())) is not None:
+                mended = problem.code in (Code.FENCED, Code.UNKNOWN_SESSION)  # by _ends, which logs what it cannot mend
+                if not mended and (level := absence.failed(problem.code, time.monotonic())) is not None:
                     _log.log(level, "cannot listen for checks at %s: %s", self._session.link.address, problem)
                 if self._ends(number, problem):
                     return

@@ -93,8 +93,9 @@ big-endian.
 6. A read sends SCHEMA, batches, then DONE. It begins no further batch while its credit is used up; the client returns
    credit with CREDIT for the bytes of bodies that it has consumed. Our client begins with 8 MiB and renews at half.
 7. A watch registers the connection for check-backs of the session's transactions: CHECKS arrive under the watch's
-   number until CANCEL, which is answered with DONE. ERROR ends it (the session is fenced, the broker stops). Answers to
-   checks are END or COLUMNS requests with the options `{"session": S, "by": 1}`.
+   number until CANCEL, which is answered with DONE. The first is an empty batch: the connection is registered. ERROR
+   ends it (the session is fenced, the broker stops). Answers to checks are END or COLUMNS requests with the options
+   `{"session": S, "by": 1}`.
 8. CANCEL of a receive: if something was leased for it before, BATCH is its answer; else WITHDRAWN. CANCEL of a number
    without an open request does nothing.
 9. Waiting receives are withdrawn when the connection ends for any reason, and by GOODBYE; the other requests still
