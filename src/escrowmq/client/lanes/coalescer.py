@@ -135,14 +135,15 @@ class Lane(Filling, ABC):
             if self._closed:
                 raise Unknown(Code.CLOSED, self._closed_because)
             rows = self._open
-            if len(rows) + self._sealed_rows >= self._max_waiting:
+            if self.waiting >= self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             rows.append(row)
+            self.waiting += 1
             self._open_waiters.append(waiter)
             self._open_bytes += size
             if len(rows) >= self._max_rows or self._open_bytes >= self._max_bytes:
                 self._seal()
-            if self._pumping or len(self._open) + self._sealed_rows < self._worth:
+            if self._pumping or self.waiting < self._worth:
                 if not self._sweeping:
                     self._sweep_later()
                 return
@@ -155,7 +156,7 @@ class Lane(Filling, ABC):
         with self._lock:
             if self._closed:
                 raise Unknown(Code.CLOSED, self._closed_because)
-            if self._sealed_rows and self._sealed_rows + batch.num_rows > self._max_waiting:
+            if self.waiting and self.waiting + batch.num_rows > self._max_waiting:
                 raise Overloaded(Code.QUEUE_FULL)
             self._seal_batch(batch, waiter)
             self._sweep_later()
@@ -184,7 +185,7 @@ class Lane(Filling, ABC):
             self._in_flight.clear()
             self._weigh()
             self._sealed.clear()
-            self._sealed_rows = 0
+            self.waiting = 0
             left = [request for request in left if _settle(request)]
             self._idle.notify_all()
         finally:
@@ -221,7 +222,7 @@ class Lane(Filling, ABC):
         if not self._sealed:
             self._seal()
         request = self._sealed.popleft()
-        self._sealed_rows -= len(request)
+        self.waiting -= len(request)
         self._in_flight.append(request)
         self._weigh()
         self._sweep_later()
@@ -291,8 +292,11 @@ class Lane(Filling, ABC):
     def _on_failure(self, request: Request, problem: EscrowError) -> None:
         if isinstance(problem, Unknown) and not problem.left:
             request.sent -= 1
-        if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= request.deadline:
+        if problem.code is not Code.DISCONNECTED or self._closed:
             self._finish(request, copies(problem, request))
+            return
+        if time.monotonic() >= request.deadline:
+            self._finish(request, copies(self._overdue(request, problem), request))
             return
         with self._sending, self._lock:
             request.lost = problem
@@ -413,14 +417,7 @@ class Lane(Filling, ABC):
             if not self._is_empty():
                 self._sweep_later()
         for request in late:
-            text = f"no broker answers at {self._link.address} in time"
-            if request.lost is not None:
-                lost = request.lost.message
-                text = lost if self._link.address in lost else f"{text}: {lost}"
-            problem: EscrowError = Unknown(Code.TIMED_OUT, text)
-            if attended is not None and not request.sent:
-                problem = attended.refusal()
-            self._deliver(request.waiters, copies(problem, request))
+            self._deliver(request.waiters, copies(self._overdue(request, request.lost), request))
         for request in given_up:
             assert attended is not None
             problem = attended.refusal()
@@ -429,6 +426,18 @@ class Lane(Filling, ABC):
             self._deliver(request.waiters, copies(problem, request))
         if late or given_up:
             self._go_on()
+
+    def _overdue(self, request: Request, lost: EscrowError | None) -> EscrowError:
+        """Return the error for the callers of a request that is past its deadline. ``lost``: why it has no answer, if
+        that is known."""
+        if self._attended is not None and not request.sent:
+            return self._attended.refusal()
+        text = f"no broker answers at {self._link.address} in time"
+        if lost is not None:
+            text = lost.message if self._link.address in lost.message else f"{text}: {lost.message}"
+        problem = Unknown(Code.TIMED_OUT, text)
+        problem.left = request.sent > 0
+        return problem
 
     def _attend(self, attended: Attended, now: float) -> list[Request]:
         """Probe the broker, one of several, if an answer is late. Returns the requests (or parts) that are removed from
@@ -455,7 +464,7 @@ class Lane(Filling, ABC):
     def _remove(self, request: Request, part: Request) -> None:
         """Remove ``request`` from the lane if ``part`` is all of it, else only the count of the rows in ``part``."""
         if request in self._sealed:
-            self._sealed_rows -= len(part)
+            self.waiting -= len(part)
             if part is request:
                 self._sealed.remove(request)
         elif part is request:

@@ -32,12 +32,8 @@ class Filling:
         self._open_waiters: list[Any] = []
         self._open_bytes = 0
         self._sealed: deque[Request] = deque()
-        self._sealed_rows = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of rows that wait to be sent."""
-        return len(self._open) + self._sealed_rows
+        self.waiting = 0
+        """Rows that wait to be sent."""
 
     def _seal(self) -> None:
         """Close the open request and queue it for sending; its deadline counts from now. Rows that are added later form
@@ -45,7 +41,6 @@ class Filling:
         if self._open:
             deadline = time.monotonic() + self._timeout
             self._sealed.append(Request(self._open, self._open_waiters, deadline, self._open_bytes))
-            self._sealed_rows += len(self._open)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
 
     def _seal_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
@@ -57,7 +52,7 @@ class Filling:
             self._sealed[-1].join(request)
         else:
             self._sealed.append(request)
-        self._sealed_rows += len(request)
+        self.waiting += len(request)
 
     def _joins(self, request: Request) -> bool:
         """Return whether a new request's batch fits into the last waiting request, so that they are sent together."""
