@@ -149,29 +149,25 @@ class Connection:
         """
         gone = at = 0
         with self._lock:
+            owes = self.owes
             for at, pieces in enumerate(answer, 1):
                 if self.closed or self.broken:
                     at -= 1
                     break
-                gone += self._send_or_keep(pieces, lost if at == len(answer) else None, freed, large or len(answer) > 1)
-            owes = self.owes
+                size = frames.size_of(pieces)
+                sent = 0 if owes else self._try(pieces)
+                if sent == size:
+                    gone += size
+                    owes = self._channel.unsent
+                else:
+                    last = lost if at == len(answer) else None
+                    self._keep(_Unsent(pieces, sent, size, last, freed), large or len(answer) > 1)
+                    owes = True
         if owes:
             self._attention(self)
         if at < len(answer):
             self._lose(sum(map(frames.size_of, answer[at:])), lost, freed)
         return gone
-
-    def _send_or_keep(
-        self, pieces: Pieces, lost: Callable[[], None] | None, freed: Callable[[int], None] | None, large: bool
-    ) -> int:
-        """Send a frame, or queue what the socket does not accept. Returns its bytes if it was sent completely, else 0.
-        Requires the lock."""
-        size = frames.size_of(pieces)
-        sent = 0 if self.owes else self._try(pieces)
-        if sent == size:
-            return size
-        self._keep(_Unsent(pieces, sent, size, lost, freed), large)
-        return 0
 
     def _lose(self, size: int, lost: Callable[[], None] | None, freed: Callable[[int], None] | None) -> None:
         """Release the memory of an answer that was not sent completely: call ``freed`` with its bytes, and ``lost``."""

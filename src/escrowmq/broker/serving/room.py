@@ -68,7 +68,9 @@ class Room:
         self.most_bytes = most_bytes
         self.most_calls = most_calls
         self._refused = refused
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiters = 0  # threads in take()
         self._held: set[Held] = set()
         self._calls: Counter[Held] = Counter()
         self._call_count = 0
@@ -76,12 +78,12 @@ class Room:
 
     def enter(self, held: Held) -> None:
         """Count the memory of a connection from now on, until :meth:`leave`."""
-        with self._changed:
+        with self._lock:
             self._held.add(held)
 
     def leave(self, held: Held) -> None:
         """Release all memory of a connection, and count it no longer."""
-        with self._changed:
+        with self._lock:
             self._held.discard(held)
             self.used -= held.size
             held.size = 0
@@ -91,7 +93,7 @@ class Room:
         """Count a call of a connection, until :meth:`end_call`. Raises Overloaded(QUEUE_FULL) when there are too
         many."""
         greedy = None
-        with self._changed:
+        with self._lock:
             refused = self._call_count >= self.most_calls
             if refused:
                 ((most, count),) = self._calls.most_common(1)
@@ -108,7 +110,7 @@ class Room:
 
     def end_call(self, held: Held) -> None:
         """Count one call of a connection less: it has ended."""
-        with self._changed:
+        with self._lock:
             self._call_count -= 1
             self._calls[held] -= 1
             if not self._calls[held]:
@@ -118,7 +120,7 @@ class Room:
         """Reserve ``size`` bytes for a connection, waiting for room. ``messages``: within their part (rule 4);
         ``reads``: within the part of reads (rule 5). Raises Overloaded(QUEUE_FULL) if there is none in time."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._fits(held, size, messages=messages, reads=reads):
                     return
                 left = self.patience(held)
@@ -126,14 +128,16 @@ class Room:
                     raise self.refusal()
                 stuck = self._longest_stuck()
                 if stuck is None:
+                    self._waiters += 1
                     self._changed.wait(min(left, STUCK_SECONDS / 4))
+                    self._waiters -= 1
             if stuck is not None:
                 self._close(stuck)
 
     def offer(self, held: Held, size: int, *, messages: bool = False) -> bool:
         """As :meth:`take`, without waiting. Returns whether the bytes fit. If not, a connection that does not read is
         closed by rule 3; retry soon, within :meth:`patience`."""
-        with self._changed:
+        with self._lock:
             if self._fits(held, size, messages=messages):
                 return True
             stuck = self._longest_stuck()
@@ -144,7 +148,7 @@ class Room:
     def grant(self, held: Held, wanted: int) -> int:
         """Reserve up to ``wanted`` bytes for the answer to a receive, from the part of reads (rule 5), without waiting.
         Returns how many. If 0, a connection that does not read is closed (rule 3): retry soon."""
-        with self._changed:
+        with self._lock:
             held.reads = True
             left = int(self._compute_read_room(wanted))
             granted = wanted if self.used == held.size else min(wanted, left - held.size)
@@ -191,17 +195,17 @@ class Room:
 
     def change(self, held: Held, size: int) -> None:
         """Count ``size`` bytes that a connection holds already, without waiting; a negative ``size`` releases them."""
-        with self._changed:
+        with self._lock:
             self.used += size
             held.size += size
-            if size < 0:
+            if size < 0 and self._waiters:
                 self._changed.notify_all()
 
     def relieve(self) -> None:
         """Close connections that do not read, the longest stuck first, while the limit of bytes is exceeded. Called
         regularly."""
         while True:
-            with self._changed:
+            with self._lock:
                 stuck = self._longest_stuck() if self.used > self.most_bytes else None
             if stuck is None:
                 return

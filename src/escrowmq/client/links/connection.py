@@ -246,7 +246,7 @@ class Connection:
         size = frames.size_of(pieces)
         self._accepted += size
         if not self._out:
-            sent = self._push(pieces)
+            sent = self._push(pieces, size)
             if sent == size:
                 return self._accepted if self._channel.unsent else 0
             pieces = frames.drop_bytes(pieces, sent)
@@ -255,10 +255,10 @@ class Connection:
         self._out.extend(pieces)
         return self._accepted
 
-    def _push(self, pieces: Pieces) -> int:
-        """Send as much as the socket accepts. Returns the number of bytes; an error shuts the connection down. Requires
-        the lock."""
-        total, size = 0, frames.size_of(pieces)
+    def _push(self, pieces: Pieces, size: int) -> int:
+        """Send as much of the pieces, of ``size`` bytes together, as the socket accepts. Returns the number of bytes;
+        an error shuts the connection down. Requires the lock."""
+        total = 0
         try:
             while total < size and (sent := self._channel.send(pieces)):
                 total += sent
@@ -283,7 +283,7 @@ class Connection:
         while self._out and not self._dead:
             some = [self._out[at] for at in range(min(len(self._out), channel.MAX_PIECES))]
             size = frames.size_of(some)
-            sent = self._push(some)
+            sent = self._push(some, size)
             for _ in some:
                 self._out.popleft()
             if sent < size:
