@@ -13,7 +13,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -35,22 +34,6 @@ def test_its_processes_import_what_is_installed_not_the_archive(spark: SparkSess
         return str(pyspark.__file__)
 
     assert spark.sparkContext.parallelize([1]).map(where).collect() == [where(0)]
-
-
-def test_a_home_has_what_starts_spark_and_no_archive(tmp_path: Path) -> None:
-    home = Path(session.write_home(tmp_path / "deep" / "home") or "")
-    assert {one.name for one in home.iterdir()} == {"bin", "jars"}
-    assert (home / "bin" / "spark-submit").is_file()
-
-
-@pytest.mark.parametrize("found", [None, "a folder without jars"])
-def test_a_pyspark_that_is_no_package_is_left_alone(
-    found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = None if found is None else SimpleNamespace(submodule_search_locations=[os.fspath(tmp_path / found)])
-    monkeypatch.setattr(session.importlib.util, "find_spec", lambda _: spec)
-    assert session.write_home(tmp_path / "home") is None
-    assert not (tmp_path / "home").exists()
 
 
 GONE = (FileNotFoundError, ProcessLookupError)
@@ -206,7 +189,7 @@ def test_who_is_broken_off_while_it_waits_leaves_a_session_that_answers(spark: S
 def test_with_a_cluster_its_own_secret_counts(master: str | None, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, str]] = []
 
-    def start(name: str, master: str, folder: Path, rows: int | None, more: dict[str, str]) -> None:
+    def start(name: str, master: str, folder: Path, rows: int | None, more: dict[str, str], sharing: str) -> None:
         given.append(more)
         raise InterruptedError
 

@@ -46,10 +46,10 @@ def find_java() -> Java:
 
 def java_version(program: Path) -> int:
     """Return the major version of a ``java`` program; 0 if it does not run."""
-    return parse_version(_run(program, "-version"))
+    return parse_version(run_java(program, "-version"))
 
 
-def _run(program: Path, *options: str) -> str:
+def run_java(program: Path, *options: str) -> str:
     """Run a ``java`` program with these options; return what it prints, "" if it does not run or fails."""
     try:
         result = subprocess.run([program, *options], capture_output=True, text=True, timeout=60, check=True)
@@ -97,7 +97,7 @@ def write_launcher(java: Java, home: Path) -> Path:
 def _find_home_programs(program: Path) -> Iterator[Path]:
     """Start a Java to learn its home; yield the folder of the programs in it, or nothing. Lazy, because it starts
     Java."""
-    if match := re.search(r"(?m)^ *java\.home = (.+)$", _run(program, "-XshowSettings:properties", "-version")):
+    if match := re.search(r"(?m)^ *java\.home = (.+)$", run_java(program, "-XshowSettings:properties", "-version")):
         yield Path(match[1]) / "bin"
 
 

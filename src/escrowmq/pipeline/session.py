@@ -6,7 +6,6 @@ Local by default, or on a cluster whose master is named. Under ``spark-submit`` 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.classes import open_spark_folder
 from escrowmq.pipeline.cluster import check_master, is_here
 from escrowmq.pipeline.java import find_java, write_launcher
 
@@ -35,6 +35,9 @@ GENERATED_CODE_ROWS = 60_000
 """From so many rows on, Spark's generated code does. An audit of 1,500 messages took 25 s without it and 33 s with it,
 one of 122,000 messages 47 s and 37 s.
 """
+
+STOP_SECONDS = 300
+"""How long Java may take to end; it may have to write an archive of its classes."""
 
 _QUIET = """\
 rootLogger.level = error
@@ -75,6 +78,7 @@ def local_session(
     rows: int | None = None,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
+    keeps_classes: bool = False,
 ) -> Iterator[SparkSession]:
     """Context manager: a session on this machine, stopped at the end together with its Java process and temporary
     files.
@@ -85,8 +89,9 @@ def local_session(
     ``cores`` None means all.
 
     ``rows`` is a rough estimate of the work. A cold Java spends its first half minute compiling, so for less than
-    millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this process already has, or that
-    spark-submit started, is used unchanged and left running.
+    millions of rows it compiles less (see SLOW_COMPILER_ROWS). With ``keeps_classes`` a session on this machine keeps
+    the classes that it has loaded for later ones (see :mod:`escrowmq.pipeline.classes`). A session that this process
+    already has, or that spark-submit started, is used unchanged and left running.
 
     Raises Misuse(BAD_SETTING) if PySpark or Java 17 is missing, Misuse(BAD_URL) for an invalid master,
     Misuse(BAD_ARGUMENT) if the existing session has another master, and Unknown(DISCONNECTED) for a master that does
@@ -102,43 +107,29 @@ def local_session(
     here = master is None or is_here(master)
     if master is not None:
         check_master(master)
+    java = find_java()
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
     local = master is None or master.startswith("local")  # so this process's Java does all the work
     theirs = None if local else os.environ.get("PYSPARK_PYTHON")
+    # A cluster's workers may have nothing but the archive of an installation's Python part.
+    fixed = open_spark_folder(java, folder) if local else None
     environment = {
-        "JAVA_HOME": str(write_launcher(find_java(), folder / "java")),
+        "JAVA_HOME": str(write_launcher(java, folder / "java")),
         "PYSPARK_PYTHON": theirs or sys.executable,  # otherwise workers start another Python, without the packages
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
-        "SPARK_CONF_DIR": str(folder),
-        # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its
-        # archive.
-        "SPARK_HOME": write_home(folder / "home") if local else None,
+        "SPARK_CONF_DIR": str(fixed.conf if fixed else folder),
+        "SPARK_HOME": str(fixed.home) if fixed else None,  # PySpark's own: a foreign one would be another version
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(_set_environment(environment))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        sharing = stack.enter_context(fixed.share_classes(keeps=keeps_classes)) if fixed else ""
         own = {**_AUTHENTICATED, **_PLANNED_ONCE} if local else {}
         more = {**(_LOOPBACK if here else {}), **own, **(settings or {})}
-        spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
+        spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more, sharing)
         stack.callback(_stop, spark)
         yield spark
-
-
-def write_home(home: Path) -> str | None:
-    """Create ``home`` for use as a ``SPARK_HOME``: the installed PySpark without the archive of its Python part. Spark
-    puts that archive first in the search path of its Python processes. Its modules are not compiled, so each process
-    would compile its imports: 1.3 s of processor time instead of 0.1 s. Returns the path as text; None, with nothing
-    created, if PySpark is missing or was not installed as a package."""
-    found = importlib.util.find_spec("pyspark")
-    folders = (found and found.submodule_search_locations) or ()
-    parts = [Path(folder, part) for folder in folders for part in ("bin", "jars")]
-    if not parts or not all(part.is_dir() for part in parts):
-        return None
-    home.mkdir(parents=True)
-    for part in parts:
-        (home / part.name).symlink_to(part)
-    return str(home)
 
 
 def driver_memory_mib(machine_bytes: int) -> int:
@@ -161,7 +152,9 @@ def _find_session(name: str) -> SparkSession | None:
     return SparkSession._instantiatedSession  # in a thread other than the one that started it, it is not the active one
 
 
-def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping[str, str]) -> SparkSession:
+def _start(
+    name: str, master: str, folder: Path, rows: int | None, more: Mapping[str, str], sharing: str
+) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
     except ImportError as problem:
@@ -175,7 +168,8 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
         "spark.driver.memory": f"{memory}m",
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData "
         f"-Dlog4j2.configurationFile=file:{folder / 'log4j2.properties'}"
-        + (_FOR_MUCH if rows is None or rows >= SLOW_COMPILER_ROWS else _FOR_LITTLE),
+        + (_FOR_MUCH if rows is None or rows >= SLOW_COMPILER_ROWS else _FOR_LITTLE)
+        + f" {sharing}",
         "spark.sql.codegen.wholeStage": str(rows is None or rows >= GENERATED_CODE_ROWS).lower(),
         "spark.local.dir": str(folder / "tmp"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -212,7 +206,7 @@ def _stop(spark: SparkSession) -> None:
     SparkContext._gateway = SparkContext._jvm = None
     if (process := getattr(gateway, "proc", None)) is not None:
         process.stdin.close()  # Spark's gateway server exits at the end of its input
-        process.wait(timeout=60)
+        process.wait(timeout=STOP_SECONDS)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def run(
     windows: int | None = None,
     sample: str | None = None,
     state: Path | None = None,
+    keeps_classes: bool = False,
 ) -> Verdict:
     """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`), and write ``verdict.json`` and ``report.html``
     there.
@@ -57,10 +58,13 @@ def run(
     workers must see the run folder under the same path. ``progress`` is called with the current step. ``windows`` is
     the number of hash windows whose checksums are compared first; 0 reads all rows at once, None chooses by the size of
     the log. It does not change the verdict. ``sample`` (``"1%"``) compares only that share of the ids, chosen by their
-    hash. ``state`` is a file that remembers the sums of the log, so that the next audit reads only new messages. A
-    disagreement is a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is
-    missing.
+    hash. ``state`` is a file that remembers the sums of the log, so that the next audit reads only new messages.
+    ``keeps_classes``: Java keeps the classes of a session on this machine, so that later ones start faster. A
+    disagreement is a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is missing, and
+    if classes cannot be kept.
     """
+    if keeps_classes and (spark is not None or not (master or "local").startswith("local")):
+        raise Misuse(Code.BAD_ARGUMENT, "only an audit with Spark on this machine keeps classes")
     on_step = progress or (lambda _: None)
     parts = None if sample is None else parse_sample(sample)
     if state is not None and windows == 0:
@@ -73,7 +77,9 @@ def run(
         covered = read_coverage(manifest.log_url, (*manifest.topics, HALF_VIEW_NAME))
         if spark is None:
             on_step("starting Spark")
-            spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
+            spark = stack.enter_context(
+                local_session("escrowmq audit", rows=rows, master=master, keeps_classes=keeps_classes)
+            )
         on_step("planning")
         events = Events.read(folder / manifest.events if manifest.events else None)
         log = BrokerLog(spark, manifest.log_url, whole=not covered.incomplete)
@@ -83,6 +89,7 @@ def run(
         verdict, pictures = audit(
             manifest, readings, events, covered, windows=windows, state=remembered, progress=on_step
         )
+        on_step("keeping Java's classes" if keeps_classes else "stopping Spark")
     verdict.write(folder)
     if remembered is not None:
         remembered.write()
