@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.errors import Misuse
+from escrowmq.pipeline import audit
 from escrowmq.pipeline.audit.checking import check
 from escrowmq.pipeline.audit.drafting import draft, name_database
 from escrowmq.pipeline.audit.manifest import Manifest, fill_in, find_problems
@@ -182,3 +183,11 @@ def test_no_secret_of_an_address_is_in_a_drafted_manifest(tmp_path: Path) -> Non
             patch.setenv(name, value)
         assert fill_in(written) == url
     assert name_database("${SHOP_URL}", tmp_path) == ("${SHOP_URL}", "")
+
+
+def test_a_missing_variable_is_named_before_spark_starts(tmp_path: Path) -> None:
+    tables = {"orders": {"database": "${NOBODY_SETS_THIS}", "table": "orders", "id": "id"}}
+    given = {"log": "no folder", "topics": [], "tables": tables, "comparisons": []}
+    (tmp_path / "manifest.json").write_text(json.dumps(given))
+    with pytest.raises(Misuse, match="NOBODY_SETS_THIS"):  # before the log is opened, too
+        audit.run(tmp_path)

@@ -71,6 +71,8 @@ def run(
         raise Misuse(Code.BAD_ARGUMENT, "an audit that reads all rows has no state", "leave out one of the two")
     remembered = None if state is None else State.read(state)
     manifest = Manifest.read(folder)
+    for name in manifest.tables:  # a variable that is missing is named before Spark starts
+        manifest.table_url(name)
     with unwrap_errors(), ExitStack() as stack:
         on_step("reading the limits of the log")
         rows = log_rows(manifest.log_url, manifest.topics)
