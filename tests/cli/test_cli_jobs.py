@@ -59,7 +59,17 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, dict[str, Any]]
 def test_a_clean_audit_exits_with_0(run: Run, audited: list[Any]) -> None:
     ran = run("audit", "demo-run", "--no-page", "--json")
     assert (ran.code, ran.json["verdict"], ran.json["ids"]) == (0, "agree", 3)
-    assert audited == [(Path("demo-run"), {"windows": None, "sample": None, "state": None, "page": False})]
+    options = {"windows": None, "sample": None, "state": None, "keeps_classes": False, "page": False}
+    assert audited == [(Path("demo-run"), options)]
+
+
+def test_classes_are_kept_by_one_audit(run: Run, audited: list[Any]) -> None:
+    assert run("audit", "demo-run", "--keep-classes").code == 0
+    assert audited[-1][1]["keeps_classes"]
+    ran = run("audit", "demo-run", "--keep-classes", "--watch", "1s")
+    assert ran.code == Exit.USAGE
+    assert "--keep-classes with --watch" in ran.err
+    assert len(audited) == 1
 
 
 def test_a_finding_is_named_and_exits_with_1(run: Run, audited: list[Any]) -> None:
