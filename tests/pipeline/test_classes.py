@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import multiprocessing
 import os
@@ -102,6 +103,19 @@ def test_what_was_written_last_is_used(cache: Path, tmp_path: Path) -> None:
         assert archive.read_bytes() == content
         assert {one.name for one in folder.folder.iterdir()} == {"home", "conf", archive.name}
         assert f'"-XX:SharedArchiveFile={archive}"' in options_of(folder, keeps=False)
+
+
+def test_a_cache_that_cannot_be_written_any_more_is_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(classes.tempfile, "TemporaryDirectory", refuse)  # type: ignore[attr-defined]
+    with pytest.raises(Misuse, match="cannot be written"):
+        options_of(folder)
 
 
 @pytest.mark.parametrize("cause", ["Java crashes with it", "there is none"])

@@ -67,17 +67,20 @@ class SparkFolder:
         if not keeps:
             yield "" if archive is None else f'"-XX:SharedArchiveFile={archive}" {_SILENT}'
             return
-        if not self.lasts:
-            raise Misuse(
-                Code.BAD_SETTING, "classes cannot be kept: the user's cache cannot be written", "set XDG_CACHE_HOME"
-            )
-        with tempfile.TemporaryDirectory(dir=self.folder) as new:
+        with self._make_temporary() as new:
             written = Path(new, "java.jsa")
             yield f'"-XX:ArchiveClassesAtExit={written}" {_SILENT}'
             try:
                 self._keep(written)
             except OSError as problem:
                 logger.warning("Java's classes were not kept: %s", problem)
+
+    def _make_temporary(self) -> tempfile.TemporaryDirectory[str]:
+        if self.lasts:
+            with contextlib.suppress(OSError):  # it was made before, and cannot be written now
+                return tempfile.TemporaryDirectory(dir=self.folder)
+        text = "classes cannot be kept: the user's cache cannot be written"
+        raise Misuse(Code.BAD_SETTING, text, "set XDG_CACHE_HOME")
 
     def _keep(self, written: Path) -> None:
         """Make a written archive the one that sessions use, if Java can use it. It is on disk before it has its name:

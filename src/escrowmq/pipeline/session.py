@@ -37,7 +37,7 @@ one of 122,000 messages 47 s and 37 s.
 """
 
 STOP_SECONDS = 300
-"""How long Java may take to end; it may have to write an archive of its classes."""
+"""Seconds until Java must have ended; it may have an archive of its classes to write."""
 
 _QUIET = """\
 rootLogger.level = error

@@ -197,8 +197,9 @@ class CheckLoop:
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED:
                     return
-                mended = problem.code in (Code.FENCED, Code.UNKNOWN_SESSION)  # by _ends, which logs what it cannot mend
-                if not mended and (level := absence.failed(problem.code, time.monotonic())) is not None:
+                is_forgotten = bool(number) and problem.code is Code.UNKNOWN_SESSION
+                logged = is_forgotten or problem.code is Code.FENCED  # by _ends, if it cannot renew the session
+                if not logged and (level := absence.failed(problem.code, time.monotonic())) is not None:
                     _log.log(level, "cannot listen for checks at %s: %s", self._session.link.address, problem)
                 if self._ends(number, problem):
                     return
