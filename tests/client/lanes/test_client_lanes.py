@@ -10,6 +10,7 @@ import pytest
 import escrowmq as mq
 from escrowmq import schemas
 from escrowmq.client.bus import Bus
+from escrowmq.errors import unsent
 from escrowmq.wire import Exchange
 
 
@@ -133,6 +134,22 @@ def test_a_broker_away_for_too_long_is_unknown_and_later_calls_go_on(twin, bus, 
         producer.send("orders", b"y")
     twin.away = False
     assert producer.send("orders", b"z").position > 0
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_at_the_deadline_it_is_told_whether_a_request_may_have_left(twin, bus, hurried, monkeypatch, left):
+    producer = bus.producer("p")
+    producer.send("orders", b"x")
+
+    def fail(*_):
+        problem = unsent("there is no connection")
+        problem.left = left
+        raise problem
+
+    monkeypatch.setattr(twin, "parcel", fail)
+    with hurried(producer, 0.2), pytest.raises(mq.Unknown, match="TIMED_OUT") as raised:
+        producer.send("orders", b"y")
+    assert raised.value.left is left
 
 
 def test_a_refusal_of_the_whole_batch_reaches_every_caller_as_its_own_exception(twin, bus, eventually):
