@@ -435,9 +435,7 @@ class Lane(Filling, ABC):
         text = f"no broker answers at {self._link.address} in time"
         if lost is not None:
             text = lost.message if self._link.address in lost.message else f"{text}: {lost.message}"
-        problem = Unknown(Code.TIMED_OUT, text)
-        problem.left = request.sent > 0
-        return problem
+        return Unknown(Code.TIMED_OUT, text)
 
     def _attend(self, attended: Attended, now: float) -> list[Request]:
         """Probe the broker, one of several, if an answer is late. Returns the requests (or parts) that are removed from

@@ -180,12 +180,13 @@ class Request:
 
 def copies(problem: EscrowError, request: Request) -> list[Any]:
     """Return a copy of an error for each waiter of a request (an exception object must not be raised by two callers),
-    an Unknown with the message id if the row has one."""
+    an Unknown with the message id if the row has one, and with whether the request may have left."""
     retry_after = getattr(problem, "retry_after", 1.0)
     copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in request.waiters]
     ids = request.ids
     for row, copy in enumerate(copies):
         copy.__cause__ = problem.__cause__
-        if isinstance(copy, Unknown) and ids is not None:
-            copy.message_id = ids[16 * row : 16 * row + 16]
+        if isinstance(copy, Unknown):
+            copy.left = request.sent > 0
+            copy.message_id = None if ids is None else ids[16 * row : 16 * row + 16]
     return copies
