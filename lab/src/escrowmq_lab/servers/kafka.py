@@ -77,7 +77,6 @@ def cluster(
         **_internal_topics(nodes),
         "default.replication.factor": str(nodes),
         "min.insync.replicas": str(min(2, nodes)),
-        "broker.session.timeout.ms": "6000",
         "controller.quorum.fetch.timeout.ms": "6000",
         "controller.quorum.election.timeout.ms": "2000",
         **(settings or {}),
@@ -161,8 +160,10 @@ class _Node:
             "group.initial.rebalance.delay.ms": "0",
             "num.partitions": "4",
             "controlled.shutdown.enable": "false",
-            "broker.heartbeat.interval.ms": "200",
-            "broker.session.timeout.ms": "1000",  # a killed node may return after this
+            "broker.heartbeat.interval.ms": "500",
+            # A killed node may return after this. On a busy machine Kafka itself delays heartbeats by seconds, and
+            # would take its only node for dead.
+            "broker.session.timeout.ms": "6000",
             **more,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
