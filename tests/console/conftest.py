@@ -19,6 +19,7 @@ from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.pipeline.session import local_session
 from forked import Forked
+from kept_classes import lacks_classes
 
 QUICK = ConsoleSettings(sample_seconds=0.05, call_timeout=60.0, page_timeout=120.0)
 """Samples come soon; a page that has to be there has its time, however busy the machine."""
@@ -43,7 +44,7 @@ def world(world_url: str) -> Iterator[mq.Bus]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session of this test process."""
-    with local_session("tests", cores=2, rows=1000) as session:
+    with local_session("tests", cores=2, rows=1000, keeps_classes=lacks_classes()) as session:
         yield session
 
 

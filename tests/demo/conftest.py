@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from enduring import keep_sessions
 from escrowmq.pipeline.session import local_session
+from kept_classes import lacks_classes
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     keep_sessions()
-    with local_session("tests", cores=2, rows=1000) as session:
+    with local_session("tests", cores=2, rows=1000, keeps_classes=lacks_classes()) as session:
         yield session

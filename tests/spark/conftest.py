@@ -10,13 +10,14 @@ from pyspark.sql import SparkSession
 from enduring import keep_sessions
 from escrowmq.pipeline.session import local_session
 from escrowmq.spark.source import register
+from kept_classes import lacks_classes
 from standing import Stage
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     keep_sessions()
-    with local_session("tests", cores=2, rows=1000) as session:
+    with local_session("tests", cores=2, rows=1000, keeps_classes=lacks_classes()) as session:
         Stage(tmp_path_factory.mktemp("stage")).prepare(session)
         register(session)
         yield session
