@@ -247,12 +247,13 @@ def change(folder: Path, messages: int, four: Planted, engine: sa.Engine) -> Non
 
 @dataclass
 class Audited:
-    """One audit in a process of its own: seconds, also of each step; processor seconds of the audit and all its
-    processes; the most memory (MB) of Java, and of all Python processes together; the verdict."""
+    """One audit in a process of its own: seconds, also of each step; processor seconds of Java, and of all Python
+    processes together; the most memory (MB) of both; the verdict."""
 
     seconds: float
     steps: dict[str, float]
-    busy: float
+    java_s: float
+    python_s: float
     java_mb: float
     python_mb: float
     verdict: bytes
@@ -260,46 +261,53 @@ class Audited:
 
 def audit(folder: Path, **options: Any) -> Audited:
     """Run one audit as the command does, and watch its memory."""
-    start, before = time.perf_counter(), os.times()
+    start = time.perf_counter()
     command = [sys.executable, __file__, "--audit", str(folder), json.dumps(options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        memory = {"java": 0.0, "python": 0.0}
-        watching = threading.Thread(target=watch, args=(process, memory))
+        memory, busy = {"java": 0.0, "python": 0.0}, {"java": 0.0, "python": 0.0}
+        watching = threading.Thread(target=watch, args=(process, memory, busy))
         watching.start()
         lines = list(process.stdout)
     watching.join()
-    seconds, after = time.perf_counter() - start, os.times()
+    seconds = time.perf_counter() - start
     assert process.returncode == 0, process.returncode
-    busy = after.children_user + after.children_system - before.children_user - before.children_system
     marks = [line.rstrip().split(" ", 2) for line in lines if line.startswith("step ")]
     ends = [float(at) for _, at, _ in marks[1:]] + [seconds]
     steps = {name: end - float(at) for (_, at, name), end in zip(marks, ends, strict=True)}
     others = [line for line in lines if not line.startswith("step ")]
     print("".join(others), end="", file=sys.stderr)
     verdict = (folder / "verdict.json").read_bytes()
-    return Audited(seconds, steps, busy, memory["java"], memory["python"], verdict)
+    return Audited(seconds, steps, busy["java"], busy["python"], memory["java"], memory["python"], verdict)
 
 
-def watch(process: subprocess.Popen[str], memory: dict[str, float]) -> None:
-    """Keep the most memory of Java, and of the Python processes, until the process ends."""
+def watch(process: subprocess.Popen[str], memory: dict[str, float], busy: dict[str, float]) -> None:
+    """Keep the most memory and the processor seconds of Java, and of the Python processes, until the process ends.
+
+    The times that the system adds up for an ended child lack Spark's Python workers: nobody waits for their end."""
+    last: dict[tuple[int, str], float] = {}
     while process.poll() is None:
-        found = {"java": 0.0, "python": 0.0}
-        for name, mb in list_processes(process.pid):
-            found["java" if name == "java" else "python"] += mb
+        found = dict.fromkeys(memory, 0.0)
+        for pid, name, mb, seconds in list_processes(process.pid):
+            kind = "java" if name == "java" else "python"
+            found[kind] += mb
+            last[pid, kind] = seconds
         memory |= {name: max(memory[name], found[name]) for name in memory}
-        time.sleep(0.25)
+        time.sleep(0.1)
+    busy |= {name: sum(seconds for (_, kind), seconds in last.items() if kind == name) for name in busy}
 
 
-def list_processes(pid: int) -> list[tuple[str, float]]:
-    """Name and resident memory (MB) of a process and all that it started."""
+def list_processes(pid: int) -> list[tuple[int, str, float, float]]:
+    """Number, name, resident memory (MB) and processor seconds of a process and all that it started."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         pids = [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
     except OSError:  # it has ended
         return []
-    return [(name, pages * os.sysconf("SC_PAGE_SIZE") / 1e6), *(one for child in pids for one in list_processes(child))]
+    mb, seconds = pages * os.sysconf("SC_PAGE_SIZE") / 1e6, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return [(pid, name, mb, seconds), *(one for child in pids for one in list_processes(child))]
 
 
 def run_one(folder: Path, state: str | None = None, windows: int | None = None, profile: bool = False) -> None:
@@ -409,8 +417,9 @@ def measure_floor(folder: Path) -> float:
 def show(messages: int, found: list[tuple[str, Audited]]) -> None:
     """Print a row per audit, and its steps."""
     for name, one in found:
-        print(f"| {messages:.0e} | {name} | {one.seconds:.1f} s | {one.busy:.1f} s | ", end="")
-        print(f"{1e6 * one.busy / messages:.1f} µs | {one.java_mb:.0f} MB | {one.python_mb:.0f} MB |")
+        busy = one.java_s + one.python_s
+        print(f"| {messages:.0e} | {name} | {one.seconds:.1f} s | {one.java_s:.1f} s | {one.python_s:.1f} s | ", end="")
+        print(f"{1e6 * busy / messages:.1f} µs | {one.java_mb:.0f} MB | {one.python_mb:.0f} MB |")
     for name, one in found:
         print(f"  {messages:.0e}, {name}: " + ", ".join(f"{step} {at:.1f} s" for step, at in one.steps.items()))
 
