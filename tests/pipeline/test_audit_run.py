@@ -35,6 +35,7 @@ from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.run import audit, run
 from escrowmq.pipeline.audit.verdict import Verdict
 from escrowmq.pipeline.audit.windows import window
+from escrowmq.pipeline.transactions import ROWS, TransactionRead, join_range
 from escrowmq.spark.columns import columns_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
@@ -75,8 +76,11 @@ class ParquetLog:
     def half(self, columns: Collection[str]) -> DataFrame:
         return self._read(["half"], columns)
 
-    def decisions(self, columns: Collection[str]) -> DataFrame:
-        return self._read(["op"], columns)
+    def transactions(self, topics: Sequence[str], hex_ids: Sequence[str], sample: int | None) -> DataFrame:
+        half, op = (pq.read_table(self._folder / name).to_batches() for name in ("half", "op"))
+        read = TransactionRead({}, tuple(topics), tuple(hex_ids), sample)
+        table = pa.Table.from_batches(join_range(read, half, op, start=0)).combine_chunks()
+        return self._spark.createDataFrame(table, ROWS)
 
     def _read(self, folders: list[str], columns: Collection[str]) -> DataFrame:
         return self._spark.read.parquet(*[str(self._folder / name) for name in folders]).select(*columns)

@@ -108,7 +108,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
 
     def count(self: Grown, lines: Any, add: Callable[..., Any] = Grown.add) -> Any:
-        rows = self.fresh.groupBy(SETTLED).count().collect()
+        rows = self.read_fresh().groupBy(SETTLED).count().collect()
         found.append((sum(row["count"] for row in rows), sum(row["count"] for row in rows if row[SETTLED])))
         return add(self, lines)
 

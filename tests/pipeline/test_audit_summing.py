@@ -93,10 +93,10 @@ def test_sums_are_those_of_each_row(portable: bool) -> None:
     whole = WindowSums(8, 2, portable=portable, parts=2)
     for batch in (range(150), range(150, 200)):
         ids, *cells = (binary(*column) for column in zip(*[rows[n] for n in batch], strict=True))
-        whole.add(ids, {0: cells}, parts[list(batch)])
+        whole.add(ids, [(cell, "text") for cell in cells], {0: range(len(cells))}, parts[list(batch)])
     backwards = WindowSums(8, 1, portable=portable, parts=2)
     ids, *cells = (binary(*column) for column in zip(*reversed(rows), strict=True))
-    backwards.add(ids, {0: cells}, parts[::-1])
+    backwards.add(ids, [(cell, "text") for cell in cells], {0: range(len(cells))}, parts[::-1])
     lines = list(whole.lines(0))
     assert lines == list(backwards.lines(0))
     assert sum(line[2] for line in lines) == len(rows)
@@ -116,6 +116,48 @@ def test_borders_between_cells_count() -> None:
     found = set()
     for pair in pairs:
         sums = WindowSums(1, 1, portable=False)
-        sums.add(binary("id"), {0: [binary(cell) for cell in pair]})
+        sums.add(binary("id"), [(binary(cell), "text") for cell in pair], {0: [0, 1]})
         found.add(tuple(sums.lines(0)))
     assert len(found) == len(pairs)
+
+
+def sum_each(column: pa.Array, kind: str) -> list[tuple[int, ...]]:
+    """The checksums of rows of one column, each alone."""
+    found = []
+    for n in range(len(column)):
+        sums = WindowSums(1, 1, portable=False)
+        sums.add(binary("id"), [(column[n : n + 1], kind)], {0: [0]})
+        found += [line[3:] for line in sums.lines(0)]
+    return found
+
+
+def sum_together(column: pa.Array, kind: str) -> list[int]:
+    """The checksums of all rows, read at once."""
+    sums = WindowSums(1, 1, portable=False)
+    sums.add(binary(*["id"] * len(column)), [(column, kind)], {0: [0]})
+    return list(next(sums.lines(0))[3:])
+
+
+def test_a_value_is_hashed_alike_however_and_beside_whatever_it_is_read() -> None:
+    """As an integer, as text, among integers, and among other numbers; only different values have different hashes."""
+    values = [0, 5, -5, 2**63 - 1, -(2**63)]
+    texts = binary(*map(str, values))
+    assert len(set(sum_each(texts, "number"))) == len(values)
+    assert sum_each(pa.array(values), "number") == sum_each(texts, "number")
+    assert sum_each(pa.array(values), "text") == sum_each(texts, "text") != sum_each(texts, "number")
+    strange = ["5", "05", "+5.0", "5.5", "5.50", str(2**63), mark(b"5"), None, "", "x"]
+    alone = sum_each(binary(*strange), "number")
+    assert alone[0] == alone[1] == alone[2] != alone[3] == alone[4]
+    assert len(set(alone)) == len(strange) - 3
+    assert sum_together(binary(*strange), "number") == list(map(sum, zip(*alone, strict=True)))
+    ids = pa.array([*(bytes([n]) * 16 for n in range(3)), None], pa.binary(16))
+    assert len(set(sum_each(ids, "stored"))) == len(ids)
+    assert sum_each(ids[1:], "stored") == sum_each(ids, "stored")[1:]
+    assert sum_together(ids[1:], "stored") == list(map(sum, zip(*sum_each(ids, "stored")[1:], strict=True)))
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=400))
+@settings(max_examples=40, deadline=None)
+def test_few_and_many_different_texts_have_the_same_hashes(values: list[str | None]) -> None:
+    """Of a column that seems to have few different texts each is hashed once."""
+    assert sum_together(binary(*values), "text") == list(map(sum, zip(*sum_each(binary(*values), "text"), strict=True)))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Misuse
 from escrowmq.pipeline.audit import compare, windows
-from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest
+from escrowmq.pipeline.audit.rows import Role, Rows, Speaker, digest, once
 from escrowmq.pipeline.audit.tables import is_unique
 from escrowmq.pipeline.sql.tables import readonly_url
 from escrowmq.pipeline.sql.text_reads import Text, TextRead
@@ -130,7 +130,7 @@ LEFT: list[Row] = [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]
 def balanced(spark: SparkSession, expected: list[Row], found: list[Row]) -> bool:
     """Whether the only window is proven equal."""
     sides = [
-        Rows(frame(spark, rows), f.col("id"), (Speaker((Role(0, is_expected, ("amount",)),)),))
+        Rows(once(frame(spark, rows)), f.col("id"), (Speaker((Role(0, is_expected, ("amount",)),)),))
         for rows, is_expected in ((expected, True), (found, False))
     ]
     [line] = windows.compare_windows(sides, 1).collect()
@@ -250,8 +250,8 @@ def test_what_is_unique_is_learnt_from_equal_windows_and_no_others(spark: SparkS
     """Three sides in a row, the first of them unique: the others are known where their windows are equal."""
     some = frame(spark, LEFT)
     sides = [
-        Rows(some, f.col("id"), (Speaker((Role(0, True, ()),), unique=True),)),
-        Rows(some, f.col("id"), (Speaker((Role(0, False, ()), Role(1, True, ()))),)),
-        Rows(some, f.col("id"), (Speaker((Role(1, False, ()),)),)),
+        Rows(once(some), f.col("id"), (Speaker((Role(0, True, ()),), unique=True),)),
+        Rows(once(some), f.col("id"), (Speaker((Role(0, False, ()), Role(1, True, ()))),)),
+        Rows(once(some), f.col("id"), (Speaker((Role(1, False, ()),)),)),
     ]
     assert windows.find_suspects(sides, {0: {0, 1, 2}, 1: {0, 1, 3}}, 4) == {0: {3}, 1: {2, 3}}

@@ -7,16 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from escrowmq.pipeline.transactions import TransactionRead, read_transactions
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.source import register
-from escrowmq.wire import DEAD_LETTER_PREFIX, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME
+from escrowmq.wire import DEAD_LETTER_PREFIX, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 NO_STARTS: Mapping[str, int] = MappingProxyType({})
+
+JOINED_ROWS = 500_000
+"""Transactions are joined in ranges of so many rows of the log: most of them begin and end in one."""
 
 
 class BrokerLog:
@@ -45,10 +49,15 @@ class BrokerLog:
         (``%half/SHARD/0``, the shard in hexadecimal), the first position to read."""
         return self._read(HALF_VIEW_NAME, columns, **_make_start(starts))
 
-    def decisions(self, columns: Collection[str]) -> DataFrame:
-        """Return the decisions (committed, rolled back or expired) of all transactions, one row each; undecided ones
-        have none."""
-        return self._read(OP_VIEW_NAME, columns)
+    def transactions(
+        self, topics: Sequence[str] | None = None, hex_ids: Sequence[str] = (), sample: int | None = None
+    ) -> DataFrame:
+        """Return the transactions with half messages of these topics (None: all), in the columns of
+        :func:`escrowmq.pipeline.transactions.read_transactions`, joined with their decisions as far as that is possible
+        where they are read. ``hex_ids`` and ``sample`` as of :class:`TransactionRead`."""
+        options = self.make_options(HALF_VIEW_NAME) | {"maxRowsPerPartition": str(JOINED_ROWS)}
+        read = TransactionRead(options, None if topics is None else tuple(topics), tuple(hex_ids), sample)
+        return read_transactions(self._spark, read)
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
         """Return the operator actions on messages of a consumer group (retry, discard, edit, reset), one row each."""

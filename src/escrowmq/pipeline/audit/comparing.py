@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.audit import frames, windows
 from escrowmq.pipeline.audit.manifest import KINDS
-from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker, once
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.settings import nearest
 
@@ -47,14 +47,14 @@ def tally_sides(
         if count:
             proven, suspects, left = _prove(every, count, tied)
             portable = windows.is_portable(every)
-            every = [_select_suspects(rows, suspects, count, portable) for rows in every]
+            every = [_select_suspects(rows, suspects, count, portable) for rows in every if _find_some(rows, suspects)]
             if keep and 0 < left <= KEPT_ROWS:
                 for rows in every:
                     stack.callback(rows.frame.persist().unpersist)
             witnesses = [_find_suspects(rows, suspects, count, width) for rows in every]
         else:
             witnesses = [frames.find_witnesses(rows, rows.frame, width) for rows in every]
-        tallies = frames.tally(witnesses, limits).persist()
+        tallies = (frames.tally(witnesses, limits) if witnesses else frames.make_no_tallies()).persist()
         stack.callback(tallies.unpersist)
         yield Tallied(proven, tallies, every)
 
@@ -81,21 +81,25 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
 
 def _select_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, portable: bool) -> Rows:
     """Return the rows that are in windows not proven equal (``suspects``, by comparison), with ``_window``, and with
-    the columns of ``made``. Reads nothing if there are none. ``portable`` as in :func:`windows.window`."""
-    some = set().union(*[suspects[number] for number in rows.comparisons])
+    the columns of ``made``. ``portable`` as in :func:`windows.window`."""
+    some = _find_some(rows, suspects)
     number = windows.window(rows.known_id, count, portable)
-    if not some:
-        few = rows.frame.limit(0)
-    elif rows.select_windows is not None:
+    if rows.select_windows is not None:
         few = rows.select_windows(some, count, portable)
     else:
         few = rows.frame.where(windows.is_among(number, some, count))
-    return replace(rows, frame=rows.open(few).withColumn("_window", number), made=(), select_windows=None)
+    opened = rows.open(few).withColumn("_window", number)
+    return replace(rows, read=lambda: opened, made=(), select_windows=None)
+
+
+def _find_some(rows: Rows, suspects: Mapping[int, set[int]]) -> set[int]:
+    """Return the windows that are suspect in a comparison of ``rows``."""
+    return set().union(*[suspects[number] for number in rows.comparisons])
 
 
 def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int, width: int) -> DataFrame:
     """Return the witnesses of ``rows`` of :func:`_select_suspects`. ``width`` as in :func:`frames.make_witness`."""
-    some = set().union(*[suspects[number] for number in rows.comparisons])
+    some = _find_some(rows, suspects)
 
     def make_witness(role: Role, cell: Cell) -> Column:
         said, mine = frames.make_witness(role, cell, width), suspects[role.comparison]
@@ -148,7 +152,7 @@ def compare(
     names = tuple(name for name in expected.columns if name != id) if columns is None else tuple(columns)
     _check(expected, found, id, names, kinds, unique)
     sides = [
-        Rows(frame, f.col(id).cast("string"), (Speaker((Role(0, is_expected, names),), unique=unique == name),))
+        Rows(once(frame), f.col(id).cast("string"), (Speaker((Role(0, is_expected, names),), unique=unique == name),))
         for frame, is_expected, name in ((expected, True, "expected"), (found, False, "found"))
     ]
     with tally_sides(sides, windows) as done:

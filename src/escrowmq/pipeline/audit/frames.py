@@ -28,17 +28,14 @@ from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from escrowmq.pipeline.audit.manifest import KINDS
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, digest
 from escrowmq.pipeline.sql.canonical import AMOUNT, to_amount
 from escrowmq.pipeline.sql.texts import NO_ID
-
-UNDECIDED = ("open", "parked")
-"""States of half messages that can still change."""
-
+from escrowmq.pipeline.timeline import UNDECIDED
 
 Limits = Mapping[int, Sequence[Decimal]]
 """By comparison: how much the values of its ``near`` columns may differ."""
@@ -94,6 +91,12 @@ def tally(frames: Sequence[DataFrame], limits: Limits = MappingProxyType({})) ->
         same &= f.coalesce(f.max(name) <= f.min(name) + f.coalesce(*mine), f.lit(True))
     sums = [f.sum("expected").alias("expected"), f.sum(1 - f.col("expected")).alias("found")]
     return together.groupBy("comparison", "id").agg(*sums, same.alias("same"))
+
+
+def make_no_tallies() -> DataFrame:
+    """Return the frame of :func:`tally` without rows, in the active session."""
+    columns = "comparison INT, id STRING, expected BIGINT, found BIGINT, same BOOLEAN"
+    return SparkSession.active().createDataFrame([], columns)
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:

@@ -19,6 +19,7 @@ from escrowmq.pipeline.coverage import describe_beginnings
 from escrowmq.pipeline.pages import charts, svg
 from escrowmq.pipeline.pages.html import document, figure, figures, section, table
 from escrowmq.pipeline.pages.svg import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, Mark, Series
+from escrowmq.pipeline.transactions import find_times
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 NAME = "report.html"
 BUCKETS = 160
 """Number of points in time in a chart."""
+
+FEW_IDS = 100_000
+"""The times of at most so many ids are selected before they go to Java."""
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _CONSUMER_COLORS = (VIOLET, "#0891b2", "#4d7c0f")
@@ -50,32 +54,38 @@ class Pictures:
     differences: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, transactions: DataFrame, half: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
-        """Collect the numbers of :func:`timeline.unpack` and half messages (``transaction, stored_us, hashed, state``),
-        without differences; empty if there are no transactions."""
+    def of(cls, transactions: DataFrame, begun: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
+        """Collect the numbers of a frame of transactions and of the undecided half messages in ``begun`` (of
+        :func:`read_transactions`), without differences; empty if there are no transactions."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
-        counts = timeline.collect_counts(timeline.count_over_time(transactions, "state", first_us, bucket_us))
-        latencies = timeline.collect_counts(timeline.count_latencies(transactions, "decided_by"))
-        undecided = half.where("state IS NOT NULL").groupBy("state").agg(f.countDistinct("transaction").alias("number"))
+        counts, latencies = timeline.count_charts(
+            transactions, first_us, bucket_us, ended_by="state", latency_by="decided_by"
+        )
+        undecided = (
+            begun.where("state IS NOT NULL").groupBy("state").agg(f.countDistinct("transaction").alias("number"))
+        )
         pending = {row["state"]: row["number"] for row in undecided.collect()}
         return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies, pending)
 
-    def add_differences(self, half: DataFrame, wrong: DataFrame) -> Pictures:
-        """Collect the differences from half messages and findings (``kind, id``)."""
+    def add_differences(self, begun: DataFrame, wrong: DataFrame) -> Pictures:
+        """Collect the differences from the ids of ``begun`` (of :func:`read_transactions`) and findings (``kind,
+        id``)."""
         if not self.over_time:
             return self
-        found = timeline.collect_counts(_count_differences(half, wrong, self.start_us, self.bucket_us))
+        found = timeline.collect_counts(_count_differences(begun, wrong, self.start_us, self.bucket_us))
         return replace(self, differences=timeline.make_series(found, BUCKETS))
 
 
-def _count_differences(half: DataFrame, wrong: DataFrame, start_us: int, bucket_us: int) -> DataFrame:
+def _count_differences(begun: DataFrame, wrong: DataFrame, start_us: int, bucket_us: int) -> DataFrame:
     """Convert findings → ``kind, bucket, number`` of ids, by the bucket of ``bucket_us`` in which their first half
     message was stored, numbered from ``start_us`` on. Ids without a half message are left out."""
     ids = wrong.select("kind", f.xxhash64("id").alias("hashed")).distinct()
+    few = [row["hashed"] for row in ids.select("hashed").distinct().limit(FEW_IDS + 1).collect()]
+    times = find_times(begun, few if len(few) <= FEW_IDS else None)
     bucket = ((f.min("stored_us") - start_us) / bucket_us).cast("int").alias("bucket")
-    at = half.join(ids, "hashed").groupBy("kind", "hashed").agg(bucket)
+    at = times.join(ids, "hashed").groupBy("kind", "hashed").agg(bucket)
     return at.groupBy("kind", "bucket").agg(f.count("*").alias("number"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -12,17 +12,15 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline import timeline
-from escrowmq.pipeline.audit import delivered, frames
+from escrowmq.pipeline.audit import delivered
 from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.parts.columns import STORED, find_native, make_role
 from escrowmq.pipeline.audit.parts.log_rows import LogRead, LogRole, can_sum_here, read_log
 from escrowmq.pipeline.audit.parts.sample import is_sampled
-from escrowmq.pipeline.audit.rows import Cell, Growth, Role, Rows, Speaker
+from escrowmq.pipeline.audit.rows import Cell, Growth, Role, Rows, Speaker, once
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
 from escrowmq.pipeline.log import NO_STARTS, BrokerLog
-from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical, to_micros
 from escrowmq.wire import HALF_VIEW_NAME
 
@@ -85,19 +83,9 @@ class Readings:
         made += [self._read_delivered(group, its) for group, its in by_group.items()]
         return made if sample is None else [_take_sample(rows, sample) for rows in made]
 
-    def read_half(self) -> DataFrame:
-        """Return the half messages of the topics → ``transaction, checks, stored_us, hashed, id, state``. Rows are
-        small: the id is hashed. The id itself and the state are included only for undecided transactions."""
-        open_ = f.col("state").isin(*frames.UNDECIDED)
-        known_id = f.coalesce(self.id, f.lit(texts.NO_ID))
-        is_read = f.col("topic").isin(*self._manifest.topics)
-        is_read &= f.lit(True) if self.sample is None else is_sampled(known_id, self.sample)
-        return timeline.select_half(
-            self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]).where(is_read),
-            f.xxhash64(self.id).alias("hashed"),
-            f.when(open_, self.id).alias("id"),
-            f.when(open_, f.col("state")).alias("state"),
-        )
+    def read_transactions(self) -> DataFrame:
+        """Return the transactions of the topics, or of the sample, as :meth:`BrokerLog.transactions`."""
+        return self.log.transactions(self._manifest.topics, self._hex_topics, self.sample)
 
     def _learn_types(self, comparisons: Sequence[Comparison]) -> None:
         """Look up and store the native kinds of the columns of all tables and files that are compared. Raises Misuse
@@ -125,7 +113,7 @@ class Readings:
     ) -> Rows:
         """Return ``rows`` of topics or half messages (``roles`` by topic) such that the processes that read them select
         windows, and compute the sums of the comparisons ``here``."""
-        hex_ids = tuple(topic for topic, id in self._manifest.ids.items() if id == "message_id" and topic in roles)
+        hex_ids = tuple(topic for topic in self._hex_topics if topic in roles)
         source = HALF_VIEW_NAME if is_half else ",".join(roles)
         needed = self._list_needed(roles) | ({"state"} if is_half else set())
         every = [LogRole(topic, r.comparison, r.expected, r.columns) for topic, its in roles.items() for r in its]
@@ -185,7 +173,7 @@ class Readings:
 
         keys = _list_used({name: roles})
         made = [{_name_cell(key): make_text(key) for key in keys}, _make_canonical(keys)]
-        return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, _find_cell),), made)
+        return Rows(once(frame), f.col(file.id).cast("string"), (Speaker(roles, _find_cell),), made)
 
     def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the visible messages of topics as one frame; ``roles`` by topic."""
@@ -230,9 +218,13 @@ class Readings:
     @property
     def id(self) -> Column:
         """The id of a message, from the column that the manifest names for its topic."""
-        others = [topic for topic, id in self._manifest.ids.items() if id == "message_id"]
-        own = f.col("key")
+        others, own = self._hex_topics, f.col("key")
         return f.when(f.col("topic").isin(*others), _to_hex(f.col("message_id"))).otherwise(own) if others else own
+
+    @property
+    def _hex_topics(self) -> list[str]:
+        """The topics whose id is the message id, in hexadecimal."""
+        return [topic for topic, id in self._manifest.ids.items() if id == "message_id"]
 
     def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
         """Return the columns of format "escrow" that must be read for these roles. A field of a JSON body needs
@@ -251,8 +243,8 @@ class Readings:
     def _make_rows(self, roles: Mapping[str, tuple[Role, ...]], read: Callable[[Collection[str]], DataFrame]) -> Rows:
         """Return messages as the sides of these roles (by topic); ``read(columns)`` reads the messages."""
         speakers = tuple(Speaker(its, _find_cell, f.col("topic") == name) for name, its in roles.items())
-        frame, read_slim = read(self._list_needed(roles)), partial(read, self._id_columns)
-        return Rows(frame, self.id, speakers, _list_made_columns(roles), read_slim)
+        read_all, read_slim = partial(read, self._list_needed(roles)), partial(read, self._id_columns)
+        return Rows(cache(read_all), self.id, speakers, _list_made_columns(roles), read_slim)
 
 
 def _take_sample(rows: Rows, parts: int) -> Rows:
@@ -264,7 +256,7 @@ def _take_sample(rows: Rows, parts: int) -> Rows:
     growth = rows.growth
     if growth is not None:
         growth = Growth(growth.sources, partial(_filter, growth.read, is_in))
-    return replace(rows, frame=rows.frame.where(is_in), read_slim=read_slim, growth=growth)
+    return replace(rows, read=cache(partial(_filter, rows.read, is_in)), read_slim=read_slim, growth=growth)
 
 
 def _filter(read: Callable[..., DataFrame], is_in: Column, *given: Any) -> DataFrame:
@@ -283,7 +275,7 @@ def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
 
 
 def _open(frame: DataFrame, roles: Mapping[str, tuple[Role, ...]]) -> DataFrame:
-    return Rows(frame, f.col("key"), (), _list_made_columns(roles)).open(frame)
+    return Rows(once(frame), f.col("key"), (), _list_made_columns(roles)).open(frame)
 
 
 def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> list[dict[str, Column]]:

@@ -62,16 +62,16 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
-    """A side whose first rows were summed by an earlier audit (``before``). ``fresh`` are the others, with SETTLED.
-    ``keep`` is called with the sums of all settled rows."""
+    """A side whose first rows were summed by an earlier audit (``before``). ``read_fresh`` returns the others, with
+    SETTLED. ``keep`` is called with the sums of all settled rows."""
 
-    fresh: DataFrame
+    read_fresh: Callable[[], DataFrame]
     before: Sums
     keep: Callable[[Sums], None]
 
     def add(self, lines: DataFrame) -> DataFrame:
-        """Add to the sums of ``fresh`` (``lines``, by SETTLED) those of ``before``; return the sums of all rows, in the
-        columns SUMS. Passes the sums of all settled rows to ``keep``."""
+        """Add to the sums of the fresh rows (``lines``, by SETTLED) those of ``before``; return the sums of all rows,
+        in the columns SUMS. Passes the sums of all settled rows to ``keep``."""
         every, settled = dict(self.before), dict(self.before)
         for row in lines.collect():
             at = (row["comparison"], bool(row["expected"]), row["window"])
@@ -85,10 +85,12 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
+    """A frame that contains one or more sides, so that they are read in one pass. ``read`` returns it, always the same
+    one: it is called only if the frame is needed, because Spark plans every source in processes of its own. ``id`` is
+    the id of a row, as text.
     ``made`` are expensive columns from which cells are made, such as parsed JSON; they are computed once per row, and
     only for the rows that are needed. ``read_slim`` returns the same rows with only the columns that ``id`` and the
-    speakers' ``where`` need: it is called only if they are, because Spark plans every source in processes of its own.
+    speakers' ``where`` need.
 
     The process that reads, or the database, selects the rows of some windows: ``select_windows`` returns them for
     these, their number and kind (portable or not). It also computes the sums of windows for the comparisons in
@@ -97,7 +99,7 @@ class Rows:
     all sums, so hashes must be portable. ``growth`` and ``grown``: see :mod:`escrowmq.pipeline.audit.parts.state`.
     """
 
-    frame: DataFrame
+    read: Callable[[], DataFrame]
     id: Column
     speakers: tuple[Speaker, ...]
     made: Sequence[Mapping[str, Column]] = ()
@@ -108,6 +110,11 @@ class Rows:
     select_windows: Callable[[set[int], int, bool], DataFrame] | None = None
     growth: Growth | None = None
     grown: Grown | None = None
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows of all sides."""
+        return self.read()
 
     @property
     def comparisons(self) -> set[int]:
@@ -143,6 +150,11 @@ class Rows:
         those without values are left out."""
         pairs = [(one.where, f.array(*its)) for one, its in zip(self.speakers, values, strict=True) if its]
         return f.coalesce(*[its if where is None else f.when(where, its) for where, its in pairs])
+
+
+def once(frame: DataFrame) -> Callable[[], DataFrame]:
+    """Return a function that returns a frame, for the field ``read`` of Rows."""
+    return lambda: frame
 
 
 def digest(cells: Sequence[Column], *before: Column) -> Column:

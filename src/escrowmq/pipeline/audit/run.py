@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline import timeline
@@ -26,10 +26,11 @@ from escrowmq.pipeline.coverage import Coverage, read_coverage
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, log_rows
 from escrowmq.pipeline.session import local_session
+from escrowmq.pipeline.transactions import count_ids, join_loose
 from escrowmq.wire import HALF_VIEW_NAME
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 MOST_FINDINGS = 500
 """Maximum number of findings that are named. All are counted."""
@@ -126,13 +127,12 @@ def audit(
                 sides, make_key(manifest, every, sides, windows, readings.sample), manifest, readings.log
             )
         stack.enter_context(_without_compression(readings.spark))
-        half = stack.enter_context(_persist(readings.read_half()))
-        packed = stack.enter_context(_persist(timeline.pack(half, timeline.read_decisions(readings.log))))
+        begun = stack.enter_context(_persist(readings.read_transactions()))
         beside = stack.enter_context(ThreadPoolExecutor(1))  # Spark plans one with a core, and runs the other meanwhile
-        measuring = beside.submit(_measure, half, packed)
+        measuring = beside.submit(_measure, begun)
         progress("comparing checksums" if windows else "comparing all rows")
         done = stack.enter_context(tally_sides(sides, windows, tied, keep=True))
-        wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
+        wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(begun))
         wrong = stack.enter_context(_persist(wrong))
         progress("comparing the rows of windows that differ")
         kinds, sides_found = frames.count_ids(wrong, "kind"), _count_sides(manifest, done, wrong)
@@ -159,15 +159,16 @@ def audit(
             differing=find_differing(done.rows, labels, wrong),
             sample=show_sample(readings.sample),
         )
-        return verdict, pictures.add_differences(half, wrong)
+        return verdict, pictures.add_differences(begun, wrong)
 
 
-def _measure(half: DataFrame, packed: DataFrame) -> tuple[Row, int, Pictures]:
-    """Return the totals of all transactions, the number of distinct ids, and the counts for the charts."""
-    transactions = timeline.unpack(packed)
-    total = timeline.compute_totals(transactions).collect()[0]
-    ids = half.select("hashed").distinct().count()
-    return total, ids, Pictures.of(transactions, half, total["first_us"], total["last_us"])
+def _measure(begun: DataFrame) -> tuple[dict[str, Any], int, Pictures]:
+    """Return the totals of all transactions, the number of distinct ids, and the counts for the charts. ``begun``: of
+    :meth:`Readings.read_transactions`."""
+    with _persist(join_loose(begun)) as transactions:
+        total = timeline.count_totals(transactions)
+        pictures = Pictures.of(transactions, begun, total["first_us"], total["last_us"])
+        return total, count_ids(begun), pictures
 
 
 @contextmanager

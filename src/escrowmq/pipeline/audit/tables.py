@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -113,7 +114,6 @@ def read_tables(spark: SparkSession, sides: Sequence[TableSide], here: Collectio
         Speaker(side.roles, side.make_finder(n), f.col(SOURCE) == n, side.unique) for n, side in enumerate(sides)
     ]
     made = {name: column for n, side in enumerate(sides) for name, column in side.make_cells(n).items()}
-    frame = read_texts(spark, reads)
 
     def read_slim() -> DataFrame:
         return read_texts(spark, [replace(read, columns=read.columns[:1]) for read in reads])
@@ -131,7 +131,8 @@ def read_tables(spark: SparkSession, sides: Sequence[TableSide], here: Collectio
         only = tuple(sorted(some)) if len(some) < count else None
         return read_texts(spark, [replace(read, windows=count, only=only, portable=portable) for read in reads])
 
-    rows = Rows(frame, f.col(cell(0)), tuple(speakers), [made], read_slim, select_windows=select_windows)
+    read = cache(partial(read_texts, spark, reads))
+    rows = Rows(read, f.col(cell(0)), tuple(speakers), [made], read_slim, select_windows=select_windows)
     if not sums:
         return rows
     summed = {one.comparison for _, its in sums for one in its}

@@ -70,7 +70,7 @@ def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
 def _sum_side(rows: Rows, count: int, served: Collection[int]) -> DataFrame:
     lines = [] if rows.sum_windows is None else [rows.sum_windows(count, bool(served))]
     if not rows.comparisons <= set(rows.summed):
-        frame, by = (rows.frame, ()) if rows.grown is None else (rows.grown.fresh, (SETTLED,))
+        frame, by = (rows.frame, ()) if rows.grown is None else (rows.grown.read_fresh(), (SETTLED,))
         lines.append(_sum_windows(rows, frame, count, served, *by))
     together = reduce(DataFrame.unionByName, lines)
     return together if rows.grown is None else rows.grown.add(together)

@@ -33,7 +33,7 @@ class Report:
     """Series have up to BUCKETS values, one per ``bucket_us`` from ``start_us`` on."""
     totals: dict[str, int | None]
     """transactions, committed, rolled_back, expired, undecided, asked, asked_about, first_us, last_us, oldest_us; see
-    timeline.compute_totals"""
+    timeline.count_totals"""
     topics: Rows
     """name, messages, committed, first_s, last_s; by volume"""
     volumes: dict[str, list[int]]

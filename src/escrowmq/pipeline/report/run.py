@@ -15,6 +15,7 @@ from escrowmq.pipeline.log import BrokerLog
 from escrowmq.pipeline.report import measures
 from escrowmq.pipeline.report.measures import BUCKETS, SECOND, Report, Rows
 from escrowmq.pipeline.session import local_session
+from escrowmq.pipeline.transactions import join_loose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,10 +56,9 @@ def measure(log: BrokerLog, topics: list[str], url: str, as_of_us: int | None) -
     """Compute the report of a log (see :mod:`escrowmq.pipeline.report.measures`): about one hundred numbers.
     ``as_of_us``: the time from which ages are counted; None: the newest time in the log."""
     with ExitStack() as stack:
-        half = timeline.select_half(log.half(timeline.HALF_COLUMNS))
-        transactions = timeline.unpack(timeline.pack(half, timeline.read_decisions(log))).persist()
+        transactions = join_loose(log.transactions()).persist()
         stack.callback(transactions.unpersist)
-        total = timeline.compute_totals(transactions).collect()[0].asDict()
+        total = timeline.count_totals(transactions)
         found: Rows = []
         if topics:
             seconds = measures.count_by_second(log.topics(topics, ["topic", "stored", "state"])).persist()
@@ -72,10 +72,12 @@ def measure(log: BrokerLog, topics: list[str], url: str, as_of_us: int | None) -
         start_s, end_s = min(known, default=0) // SECOND, max(known, default=0) // SECOND
         bucket_s = (end_s - start_s) // BUCKETS + 1
         count = (end_s - start_s) // bucket_s + 1
-        over_time = timeline.count_over_time(transactions, "decided_by", start_s * SECOND, bucket_s * SECOND)
-        ended = timeline.make_series(timeline.collect_counts(over_time), count)
+        over_time, latency_steps = timeline.count_charts(
+            transactions, start_s * SECOND, bucket_s * SECOND, ended_by="decided_by", latency_by="state"
+        )
+        ended = timeline.make_series(over_time, count)
         volumes = timeline.collect_counts(measures.count_volumes(seconds, start_s, bucket_s)) if topics else {}
-        latencies = [row.asDict() for row in measures.measure_latencies(transactions).collect()]
+        latencies = [row.asDict() for row in measures.measure_latencies(timeline.unpack(transactions)).collect()]
         return Report(
             url=url,
             as_of_us=max(known, default=0) if as_of_us is None else as_of_us,
@@ -87,7 +89,7 @@ def measure(log: BrokerLog, topics: list[str], url: str, as_of_us: int | None) -
             begun=ended.pop("prepared", [0] * count),
             ended=ended,
             latencies=sorted(latencies, key=lambda row: row["state"]),
-            latency_steps=timeline.collect_counts(timeline.count_latencies(transactions, "state")),
+            latency_steps=latency_steps,
         )
 
 

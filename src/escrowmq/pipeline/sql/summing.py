@@ -1,9 +1,10 @@
 """Checksums of windows, computed by the process that reads the rows, so that only sums go on to Java. Imports no Spark.
 
-A row is hashed as ``length:text`` of its id and cells, ``N`` for null: by MD5 as databases compute it (see
-:func:`escrowmq.pipeline.sql.texts.digest`), or by xxHash64 if no server takes part. Cells are canonical bytes. One that
-cannot be converted here as Spark does it is *marked*: it equals only a marked cell of the same bytes. So equal sums
-hide no difference, and a needless one costs only a comparison row by row.
+If a server takes part, a row is hashed as databases do it: the MD5 of ``length:text`` of its id and cells, ``N`` for
+null (see :func:`escrowmq.pipeline.sql.texts.digest`). Otherwise each value is hashed, and the hashes of a row are mixed
+in their order: texts by xxHash64, integers, ids of 16 bytes and mixtures without a loop over the rows. Cells are
+canonical bytes. One that cannot be converted here as Spark does it is *marked*: it equals only a marked cell of the
+same bytes. So equal sums hide no difference, and a needless one costs only a comparison row by row.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,17 @@ from escrowmq.pipeline.sql.texts import NO_ID
 
 KINDS = ("stored", "text", "number", "boolean")
 """The kinds that are converted here."""
+DIGEST = 2
+"""The version of the hashes, which earlier sums must have to be comparable."""
 SUM_KINDS: tuple[pa.DataType, ...] = (pa.int32(), pa.int32(), *[pa.int64()] * 4)
 """The types of the columns of checksums: comparison, window, expected, rows, and both sums."""
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,399}")
 _SEED = 42  # Spark's
+_ID = pa.binary(16)
+_NULL = np.uint64(0x6E756C6C)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_TRIED, _FEW = 256, 64
+"""A column of which so many cells have at most so many different values has few."""
 _MARK = b"\xff"  # begins no text in UTF-8
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,400}([.][0-9]{0,400})?")
 _BOOLEANS = {b"1": b"true", b"0": b"false"}
@@ -40,18 +49,27 @@ class WindowSums:
         self._portable = portable
         self._sums = np.zeros((sums, 3, parts * windows), np.int64)
 
-    def add(self, ids: pa.Array, cells: Mapping[int, Sequence[pa.Array]], part: Any = 0) -> None:
-        """Add at most 2^21 rows. ``ids`` and the cells of each sum, by its number, are binary; ``part`` is the group of
-        the rows, or of each."""
-        place = find_windows(ids, self._windows, self._portable) + part * self._windows
-        begin = _measure(pc.fill_null(ids, NO_ID.encode()))
-        hash_, size = _hash_md5 if self._portable else _hash_xx, self._sums.shape[2]
-        known = {id(cell): cell for its in cells.values() for cell in its}
-        measured = {key: _measure(cell) for key, cell in known.items()}
-        for number, its in cells.items():
-            hashed = hash_(pc.binary_join_element_wise(begin, *[measured[id(cell)] for cell in its], b""))
+    def add(
+        self, ids: pa.Array, columns: Sequence[tuple[pa.Array, str]], sums: Mapping[int, Sequence[int]], part: Any = 0
+    ) -> None:
+        """Add at most 2^21 rows. ``ids`` are binary. ``columns``: plain texts (binary) or integers, each with its kind;
+        ``sums``: the columns of each sum, both by number; ``part``: the group of the rows, or of each."""
+        ids = pc.fill_null(ids, NO_ID.encode())
+        if self._portable:
+            place, begin = find_windows(ids, self._windows, True), _measure(ids)
+            measured = [_measure(to_canonical(*column)) for column in columns]
+            hashes = {
+                number: _hash_md5(pc.binary_join_element_wise(begin, *[measured[n] for n in its], b""))
+                for number, its in sums.items()
+            }
+        else:
+            first = hash_ids(ids)
+            place, hashed = first % self._windows, [_hash_cells(*column) for column in columns]
+            hashes = {number: _mix(first.view(np.uint64), [hashed[n] for n in its]) for number, its in sums.items()}
+        place, size = place + part * self._windows, self._sums.shape[2]
+        for number, hashed_rows in hashes.items():
             self._sums[number][0] += np.bincount(place, minlength=size)
-            for n, half in enumerate((hashed & np.uint64(0xFFFF_FFFF), hashed >> np.uint64(32)), 1):
+            for n, half in enumerate((hashed_rows & np.uint64(0xFFFF_FFFF), hashed_rows >> np.uint64(32)), 1):
                 # doubles are exact below 2^53
                 self._sums[number][n] += np.bincount(place, half.astype(np.float64), size).astype(np.int64)
 
@@ -70,9 +88,13 @@ def make_columns(lines: Iterable[tuple[int, ...]], kinds: Sequence[pa.DataType])
 
 def find_windows(ids: pa.Array, count: int, portable: bool) -> np.ndarray:
     """Return the windows of ids (binary; NO_ID for null): :func:`escrowmq.pipeline.sql.texts.find_window` of each."""
-    ids = pc.fill_null(ids, NO_ID.encode())
-    hashed = _hash_md5(ids) >> np.uint64(4) if portable else _hash_xx(ids)
+    hashed = _hash_md5(pc.fill_null(ids, NO_ID.encode())) >> np.uint64(4) if portable else hash_ids(ids)
     return hashed.view(np.int64) % count  # Spark's number is signed
+
+
+def hash_ids(ids: pa.Array) -> np.ndarray:
+    """Return the hashes of ids (binary; NO_ID for null), 64 bits with a sign, as Spark's ``xxhash64``."""
+    return _hash_texts(pc.fill_null(ids, NO_ID.encode()), _SEED).view(np.int64)
 
 
 def _measure(cell: pa.Array) -> pa.Array:
@@ -83,9 +105,69 @@ def _measure(cell: pa.Array) -> pa.Array:
     return pc.fill_null(measured, b"N") if cell.null_count else measured
 
 
-def _hash_xx(texts: pa.Array) -> np.ndarray:
-    hash_ = xxhash.xxh64_intdigest
-    return np.fromiter((hash_(text, _SEED) for text in texts.to_pylist()), np.uint64, len(texts))
+def _hash_texts(texts: pa.Array, seed: int = 0) -> np.ndarray:
+    return np.fromiter(map(xxhash.xxh64_intdigest, texts.to_pylist(), repeat(seed)), np.uint64, len(texts))
+
+
+def _hash_cells(cells: pa.Array, kind: str) -> np.ndarray:
+    """Return a hash of each cell of a column of :meth:`WindowSums.add`. Equal canonical cells have equal ones."""
+    if cells.null_count == len(cells):
+        return np.full(len(cells), _NULL)
+    is_null = cells.is_null().to_numpy(zero_copy_only=False) if cells.null_count else None
+    if kind == "stored" and cells.type == _ID:
+        hashed = _hash_stored_ids(cells)
+    elif kind == "number":
+        hashed = _hash_numbers(cells)
+    else:
+        hashed = _hash_few(to_canonical(cells, kind))
+    return hashed if is_null is None else np.where(is_null, _NULL, hashed)
+
+
+def _hash_few(cells: pa.Array) -> np.ndarray:
+    """Return the hashes of texts (0 for null); each different one is hashed once, if they seem to be few."""
+    cells = pc.fill_null(cells, b"")
+    if len(cells[:_TRIED].dictionary_encode().dictionary) > _FEW:
+        return _hash_texts(cells)
+    encoded = cells.dictionary_encode()
+    hashed: np.ndarray = np.take(_hash_texts(encoded.dictionary), encoded.indices.to_numpy())
+    return hashed
+
+
+def _hash_numbers(cells: pa.Array) -> np.ndarray:
+    """Return the hashes of numbers: of an integer of 64 bits that of its value, of another number that of its text."""
+    if cells.type == pa.int64():
+        values = cells
+    elif _are_plain_integers(cells):
+        values = cells.cast(pa.utf8()).cast(pa.int64())
+    else:
+        return _hash_unlike(to_canonical(cells, "number").to_pylist())
+    return _mix(pc.fill_null(values, 0).to_numpy().view(np.uint64), [])
+
+
+def _hash_unlike(texts: Sequence[bytes | None]) -> np.ndarray:
+    """Return the hashes of canonical numbers one by one."""
+    values = [int(text) if text is not None and INTEGER.fullmatch(text) else 1 << 63 for text in texts]
+    are_integers = np.array([-(1 << 63) <= value < 1 << 63 for value in values])
+    integers = np.where(are_integers, np.array(values, object), 0).astype(np.int64)
+    hashed = _hash_texts(pa.array([text or b"" for text in texts], pa.binary()))
+    return np.where(are_integers, _mix(integers.view(np.uint64), []), hashed)
+
+
+def _hash_stored_ids(cells: pa.Array) -> np.ndarray:
+    filled = pc.fill_null(cells, pa.scalar(bytes(16), _ID))
+    halves = np.frombuffer(filled.buffers()[1], np.uint64, 2 * len(filled), 16 * filled.offset)
+    return _mix(halves[::2], [halves[1::2]])
+
+
+def _mix(first: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a 64-bit hash of the numbers of each row, in their order (the finalizer of SplitMix64 after each)."""
+    mixed = first
+    for number in (None, *others):
+        mixed = mixed * _GOLDEN + (_GOLDEN if number is None else number)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
 
 
 def _hash_md5(texts: pa.Array) -> np.ndarray:
@@ -99,8 +181,10 @@ def mark(text: bytes) -> bytes:
 
 
 def to_canonical(cells: pa.Array, kind: str) -> pa.Array:
-    """Convert plain texts (binary) to canonical ones of a kind, as :mod:`escrowmq.pipeline.sql.canonical` does, or
-    marked ones."""
+    """Convert plain texts (binary), integers or ids to canonical texts of a kind, as
+    :mod:`escrowmq.pipeline.sql.canonical` does, or marked ones; all are binary."""
+    if cells.type != pa.binary():
+        cells = (cells.cast(pa.utf8()) if cells.type == pa.int64() else cells).cast(pa.binary())
     convert = _CONVERT.get(kind)
     if convert is None or (kind == "number" and _are_plain_integers(cells)):
         return cells

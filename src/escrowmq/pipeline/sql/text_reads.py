@@ -83,9 +83,10 @@ class TextRead:
                 begins = list(self._walk(connection, key, lowest, rows))
             return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
-    def batches(self, key: str, bounds: Bounds) -> Iterator[list[pa.Array]]:
+    def batches(self, key: str, bounds: Bounds, *, keeps_integers: bool = False) -> Iterator[list[pa.Array]]:
         """Read the rows of a range of :meth:`ranges`; yield batches, each a list of Arrow arrays of texts, one per
-        column. Invalid UTF-8 gets replacement characters."""
+        column. Invalid UTF-8 gets replacement characters. ``keeps_integers``: a column of integers may be one of
+        int64."""
         check_there(self.url, self.inode)
         with _connected(self.url) as connection:
             quote, dialect = _quoting(connection), connection.dialect.name
@@ -99,7 +100,7 @@ class TextRead:
                 result.cursor.connection.text_factory = bytes
                 result = result.cursor
             while page := result.fetchmany(BATCH_ROWS):
-                yield [_make_texts(column) for column in zip(*page, strict=True)]
+                yield [_make_texts(column, keeps_integers) for column in zip(*page, strict=True)]
 
     def read_sums(self, key: str, bounds: Bounds) -> list[pa.Array]:
         """Return the checksums of a range: columns ``comparison, window, expected, rows, sum0, sum1``, one row per
@@ -109,10 +110,10 @@ class TextRead:
 
     def _sum_here(self, key: str, bounds: Bounds) -> Iterator[tuple[int, ...]]:
         found = WindowSums(self.windows, len(self.sums), portable=self.portable)
-        for batch in self.batches(key, bounds):
-            ids, *cells = (column.cast(pa.binary()) for column in batch)
-            cells = [to_canonical(cell, one.kind) for cell, one in zip(cells, self.columns[1:], strict=True)]
-            found.add(ids, {n: [cells[m - 1] for m in one.columns] for n, one in enumerate(self.sums)})
+        kinds = [column.kind for column in self.columns[1:]]
+        sums = {n: [number - 1 for number in one.columns] for n, one in enumerate(self.sums)}
+        for ids, *cells in self.batches(key, bounds, keeps_integers=True):
+            found.add(to_canonical(ids, "text"), list(zip(cells, kinds, strict=True)), sums)
         for n, one in enumerate(self.sums):
             for _, window, *values in found.lines(n):
                 yield (one.comparison, window, int(one.expected), *values)
@@ -270,11 +271,13 @@ def _fetch_arrow(url: sa.URL, query: str) -> Iterator[list[pa.Array]]:
             yield batch.columns
 
 
-def _make_texts(column: Sequence[Any]) -> pa.Array:
-    """Return values of a driver as texts: texts, bytes of texts, or numbers of SQLite."""
+def _make_texts(column: Sequence[Any], keeps_integers: bool) -> pa.Array:
+    """Return values of a driver as texts: texts, bytes of texts, or numbers of SQLite. ``keeps_integers``: a column of
+    integers stays one."""
     try:
         if set(map(type, column)) <= _INTEGERS:
-            return pa.array(column, pa.int64()).cast(pa.utf8())
+            integers = pa.array(column, pa.int64())
+            return integers if keeps_integers else integers.cast(pa.utf8())
         return pa.array(column, pa.binary()).cast(pa.utf8())
     except (pa.ArrowInvalid, pa.ArrowTypeError):  # of several types, or not UTF-8
         return pa.array([_make_text(value) for value in column], pa.utf8())

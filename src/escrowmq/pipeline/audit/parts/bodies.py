@@ -32,7 +32,7 @@ class Bodies:
         self._decode_raw = msgspec.json.Decoder(msgspec.defstruct("Raw", raw, rename=rename, gc=False)).decode
 
     def read(self, bodies: Sequence[bytes]) -> list[pa.Array]:
-        """Return each field of these bodies as binary: text, a marked value, or null."""
+        """Return each field of these bodies: binary (text, a marked value, or null), or int64 if all are integers."""
         try:
             decode = self._decode_usual
             rows = [decode(body) for body in bodies]
@@ -56,9 +56,7 @@ _RAW = msgspec.Raw
 
 
 def _to_array(values: Sequence[str | int | None]) -> pa.Array:
-    if int in set(map(type, values)):
-        return pa.array(values, pa.int64()).cast(pa.utf8()).cast(pa.binary())
-    return pa.array(values, pa.binary())
+    return pa.array(values, pa.int64() if int in set(map(type, values)) else pa.binary())
 
 
 def _read_value(raw: bytes, kind: str) -> bytes | None:

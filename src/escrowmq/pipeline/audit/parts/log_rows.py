@@ -21,6 +21,7 @@ from escrowmq.pipeline.audit.parts.bodies import Bodies
 from escrowmq.pipeline.audit.parts.columns import STORED
 from escrowmq.pipeline.sql import summing
 from escrowmq.pipeline.sql.source import SUMS
+from escrowmq.pipeline.transactions import find_ids, to_hex
 from escrowmq.spark import source
 from escrowmq.spark.columns import arrow_schema, choose, spark_schema
 from escrowmq.spark.options import read_options
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _PLAN = "urls"  # "url" in its name: Spark redacts it, because it may contain secrets
 _SETTLED = f"{SUMS}, _settled BOOLEAN"
+_IDS = ("message_id", "transaction_id")
 _FORMATTED = ("properties", "transaction_id")
 """Columns of messages of which only Spark makes texts."""
 
@@ -77,14 +79,6 @@ class LogRead(msgspec.Struct, frozen=True):
         more = ["state", "position"] if self.is_half else ["offset"]
         return sorted({"topic", "key", *more, *of_message, *(["message_id"] if self.hex_ids else [])})
 
-    def find_ids(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the ids of messages as binary."""
-        ids = batch.column("key").cast(pa.binary())
-        if not self.hex_ids:
-            return ids
-        are_hex = pc.fill_null(pc.is_in(batch.column("topic"), pa.array(self.hex_ids)), False)
-        return pc.if_else(are_hex, _to_hex(batch.column("message_id")), ids)
-
 
 def read_log(spark: SparkSession, read: LogRead) -> DataFrame:
     """Return the selected messages, or the checksums → the columns of SUMS, and ``_settled`` with limits; one row per
@@ -125,7 +119,7 @@ class WindowReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         read = self._read
         for batch in self._reader.read(partition):
-            found = summing.find_windows(read.find_ids(batch), read.windows, read.portable)
+            found = summing.find_windows(find_ids(batch, read.hex_ids), read.windows, read.portable)
             yield batch.filter(pa.array(np.isin(found, read.only or ())))
 
 
@@ -180,30 +174,25 @@ class _Adder:
         if read.limits is not None:
             part = batch.column("position" if read.is_half else "offset").to_numpy() < self._limit
         roles = {number: role for number, role in enumerate(read.roles) if role.topic == topic}
-        keys = {key for role in roles.values() for key in role.keys}
+        keys = list({key for role in roles.values() for key in role.keys})
         fields: dict[str, pa.Array] = {}
-        if {key.partition(" ")[2] for key in keys} & set(self._fields):
+        if {key.partition(" ")[2] for key in keys}.intersection(self._fields):
             fields = dict(zip(self._fields, self._bodies.read(batch.column("body").to_pylist()), strict=True))
-        cells = {key: _make_cell(key, batch, fields) for key in keys}
-        ids = read.find_ids(batch)
-        self._sums.add(ids, {number: [cells[key] for key in role.keys] for number, role in roles.items()}, part)
+        columns = [(_make_plain(key, batch, fields), key.partition(" ")[0]) for key in keys]
+        sums = {number: [keys.index(key) for key in role.keys] for number, role in roles.items()}
+        self._sums.add(find_ids(batch, read.hex_ids), columns, sums, part)
 
 
-def _make_cell(key: str, batch: pa.RecordBatch, fields: Mapping[str, pa.Array]) -> pa.Array:
+def _make_plain(key: str, batch: pa.RecordBatch, fields: Mapping[str, pa.Array]) -> pa.Array:
     kind, _, name = key.partition(" ")
     if name in fields:
-        return summing.to_canonical(fields[name], kind)
+        return fields[name]
     column = batch.column(name)
     if name == "properties":
         return _write_properties(column)
-    if kind != STORED and name == "message_id":
-        column = _to_hex(column)
-    return summing.to_canonical(column.cast(pa.binary()), kind)
-
-
-def _to_hex(column: pa.Array) -> pa.Array:
-    values = column.cast(pa.binary()).to_pylist()
-    return pa.array([None if value is None else value.hex().encode() for value in values], pa.binary())
+    if name in _IDS:
+        return column.cast(pa.binary(16)) if kind == STORED else to_hex(column)
+    return column.cast(pa.binary())
 
 
 def _write_properties(column: pa.Array) -> pa.Array:

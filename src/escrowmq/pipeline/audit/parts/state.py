@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from escrowmq import __version__
 from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.pipeline.audit import frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest
 from escrowmq.pipeline.audit.rows import SETTLED, Grown, Rows, Sums
 from escrowmq.pipeline.log import BrokerLog
+from escrowmq.pipeline.sql.summing import DIGEST
+from escrowmq.pipeline.timeline import UNDECIDED
 from escrowmq.spark import brokers
 from escrowmq.spark.options import read_options
 from escrowmq.spark.planning import TopicPartition
@@ -121,9 +122,13 @@ class State:
         roles = {(role.comparison, role.expected) for speaker in rows.speakers for role in speaker.roles}
         of_mine = {at: values for at, values in before.items() if at[:2] in roles}
         limits = {name: part.through for name, part in self.parts.items() if _find_source(name) in sources}
-        fresh = rows.growth.read(mine).withColumn(SETTLED, _is_before(limits, sources == (HALF_VIEW_NAME,)))
+        read = rows.growth.read
+
+        def read_fresh() -> DataFrame:
+            return read(mine).withColumn(SETTLED, _is_before(limits, sources == (HALF_VIEW_NAME,)))
+
         sum_ = rows.sum_windows and partial(rows.sum_windows, starts=mine, limits=limits)
-        return replace(rows, grown=Grown(fresh, of_mine, self.sums.update), sum_windows=sum_)
+        return replace(rows, grown=Grown(read_fresh, of_mine, self.sums.update), sum_windows=sum_)
 
     def _find_part(self, name: str, there: TopicPartition, at: Mapping[str, Link]) -> Part:
         """Return the settled part of the topic partition ``there``: all its messages, if the last of them is readable;
@@ -145,7 +150,7 @@ class State:
             return {}
         starts = {name: part.through for name, part in self.parts.items() if name in ends}
         half = log.half(["shard", "position", "stored", "message_id", "topic", "state"], starts)
-        open_ = f.col("state").isin(*frames.UNDECIDED) & f.col("topic").isin(*topics)
+        open_ = f.col("state").isin(*UNDECIDED) & f.col("topic").isin(*topics)
         mark = f.struct("position", f.unix_micros("stored").alias("us"), f.lower(f.hex("message_id")).alias("id"))
         found = half.where(_is_before(ends, True)).groupBy("shard")
         settled = found.agg(f.min(f.when(open_, f.col("position"))).alias("first"), f.max(mark).alias("last")).collect()
@@ -171,8 +176,8 @@ def make_key(
         for speaker in rows.speakers
         for role in speaker.roles
     ]
-    what = [__version__, windows, sample, manifest.ids, manifest.topics, [c.sides for c in every], sorted(roles)]
-    return _hash(what)
+    of = [c.sides for c in every]
+    return _hash([__version__, DIGEST, windows, sample, manifest.ids, manifest.topics, of, sorted(roles)])
 
 
 def _hash(what: Any) -> str:
