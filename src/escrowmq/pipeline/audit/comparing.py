@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
@@ -45,25 +45,29 @@ def tally_sides(
     width = max(map(len, limits.values()), default=0)
     with ExitStack() as stack:
         if count:
-            proven, suspects, left = _prove(every, count, tied)
+            sums = windows.compare_windows(every, count)
+            proven, suspects, left = _prove(sums.collect(), every, count, tied)
             portable = windows.is_portable(every)
             every = [_select_suspects(rows, suspects, count, portable) for rows in every if _find_some(rows, suspects)]
             if keep and 0 < left <= KEPT_ROWS:
                 for rows in every:
                     stack.callback(rows.frame.persist().unpersist)
             witnesses = [_find_suspects(rows, suspects, count, width) for rows in every]
+            witnesses = witnesses or [frames.make_no_witnesses(sums.sparkSession)]
         else:
             witnesses = [frames.find_witnesses(rows, rows.frame, width) for rows in every]
-        tallies = (frames.tally(witnesses, limits) if witnesses else frames.make_no_tallies()).persist()
+        tallies = frames.tally(witnesses, limits).persist()
         stack.callback(tallies.unpersist)
         yield Tallied(proven, tallies, every)
 
 
-def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]], int]:
-    """Compare the checksums of ``count`` windows. Returns, by number of the comparison, how many rows are proven equal,
-    and the windows that are not proven; and how many rows these have in all comparisons."""
+def _prove(
+    lines: Sequence[Row], every: Sequence[Rows], count: int, tied: Sequence[int]
+) -> tuple[dict[int, int], dict[int, set[int]], int]:
+    """Judge the checksums of ``count`` windows (``lines``, one per window and comparison). Returns, by number of the
+    comparison, how many rows are proven equal, and the windows that are not proven; and how many rows these have in all
+    comparisons."""
     numbers = set().union(*[rows.comparisons for rows in every])
-    lines = windows.compare_windows(every, count).collect()  # one per window and comparison
     equal = {number: set(range(count)) for number in numbers}
     for row in lines:
         if not row["equal"]:

@@ -78,6 +78,11 @@ def find_witnesses(rows: Rows, some: DataFrame, width: int = 0) -> DataFrame:
     return witnesses(rows.open(some), rows.id, rows.map_roles(partial(make_witness, width=width)))
 
 
+def make_no_witnesses(spark: SparkSession) -> DataFrame:
+    """Return a frame of witnesses that has no rows."""
+    return spark.createDataFrame([], "id STRING, comparison INT, expected BIGINT, digest BIGINT")
+
+
 def tally(frames: Sequence[DataFrame], limits: Limits = MappingProxyType({})) -> DataFrame:
     """Convert witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content, apart
     from ``near`` values that differ within their ``limits``)."""
@@ -91,12 +96,6 @@ def tally(frames: Sequence[DataFrame], limits: Limits = MappingProxyType({})) ->
         same &= f.coalesce(f.max(name) <= f.min(name) + f.coalesce(*mine), f.lit(True))
     sums = [f.sum("expected").alias("expected"), f.sum(1 - f.col("expected")).alias("found")]
     return together.groupBy("comparison", "id").agg(*sums, same.alias("same"))
-
-
-def make_no_tallies() -> DataFrame:
-    """Return the frame of :func:`tally` without rows, in the active session."""
-    columns = "comparison INT, id STRING, expected BIGINT, found BIGINT, same BOOLEAN"
-    return SparkSession.active().createDataFrame([], columns)
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
