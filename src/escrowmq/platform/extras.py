@@ -11,6 +11,7 @@ from escrowmq.errors import Code, Misuse
 
 EXTRAS = {
     "adbc_driver_postgresql": "adbc",
+    "adbc_driver_sqlite": "adbc",
     "aio_pika": "rabbitmq",
     "aiomysql": "mysql",
     "aiosqlite": "outbox",
