@@ -16,6 +16,7 @@ from guarded_broker import RightsFile, guarded
 from rocketmq_runs import RawClient, Start
 
 from escrowmq.errors import Code, Denied, Misuse
+from escrowmq.gateway.rocketmq import clients
 from escrowmq.gateway.rocketmq.access_keys import AccessKeys
 from escrowmq.gateway.rocketmq.clients import Clients
 from escrowmq.gateway.rocketmq.protocol import definition
@@ -205,3 +206,24 @@ def test_only_the_key_that_is_asked_can_leave_a_check_back_open() -> None:
 
     assert [asyncio.run(run(by, Outcome.UNKNOWN)) for by in ("shop", "cart")] == [True, False]
     assert asyncio.run(run("cart", Outcome.COMMIT)), "the broker has checked it"
+
+
+def test_an_answer_reaches_a_check_back_after_an_overlapping_one_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = CheckedMessage("t", b"x", None, None, {}, bytes(16), datetime.now(UTC))
+    check = Check(TransactionId(1, 1, 1), 1, (half,))
+
+    async def run() -> list[Outcome]:
+        made: Any = Clients(10.0, lambda given: given)
+        stream = made.enter("shop", "id")
+        stream.topics.add("t")
+        monkeypatch.setattr(clients, "ANSWER_SECONDS", 0.05)
+        first = asyncio.create_task(made.decide("shop", check))
+        await stream.take()
+        monkeypatch.setattr(clients, "ANSWER_SECONDS", 60.0)
+        second = asyncio.create_task(made.decide("shop", check))
+        await stream.take()
+        outcomes = [await first]
+        made.on_answer("shop", str(check.transaction_id), Outcome.COMMIT)
+        return [*outcomes, await second]
+
+    assert asyncio.run(run()) == [Outcome.UNKNOWN, Outcome.COMMIT]

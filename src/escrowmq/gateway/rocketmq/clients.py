@@ -112,7 +112,9 @@ class Clients:
         self._streams: dict[Gateway, list[Stream]] = {}
         # Connections of tokens that are idle are closed, and their producers with them.
         self._producers: WeakKeyDictionary[Gateway, dict[str, AsyncProducer]] = WeakKeyDictionary()
-        self._pending: dict[str, tuple[Gateway, asyncio.Future[Outcome]]] = {}
+        self._pending: dict[str, list[tuple[Gateway, asyncio.Future[Outcome]]]] = {}
+        """The check-backs that wait for an answer, by transaction: the broker may ask again before the first timed
+        out."""
 
     def enter(self, gateway: Gateway, client: str) -> Stream:
         """Add a client's stream; :meth:`leave` must follow."""
@@ -208,12 +210,13 @@ class Clients:
         )
         if not fitting:
             return Outcome.UNKNOWN
-        _, answer = self._pending.setdefault(transaction, (gateway, asyncio.get_running_loop().create_future()))
+        waiting = gateway, asyncio.get_running_loop().create_future()
+        self._pending.setdefault(transaction, []).append(waiting)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if not await fitting[0].put_later(recover_orphaned_transaction_command=command):
                     return Outcome.UNKNOWN
-                outcome = await asyncio.shield(answer)
+                outcome = await waiting[1]
                 fitting[0].is_silent = False
                 return outcome
         except TimeoutError:
@@ -221,14 +224,16 @@ class Clients:
             _log.info("no answer from client %.80s about %s", fitting[0].client, transaction)
             return Outcome.UNKNOWN
         finally:
-            self._pending.pop(transaction, None)
+            self._pending[transaction].remove(waiting)
+            if not self._pending[transaction]:
+                del self._pending[transaction]
 
     def on_answer(self, gateway: Gateway, transaction: str, outcome: Outcome) -> None:
-        """Pass a client's answer about a transaction to the check-back that waits for it, if any. UNKNOWN, which the
-        broker does not check, counts only with the credential that the check-back was sent to."""
-        asked, answer = self._pending.get(transaction, (gateway, None))
-        if answer is not None and not answer.done() and (outcome is not Outcome.UNKNOWN or asked is gateway):
-            answer.set_result(outcome)
+        """Pass a client's answer about a transaction to the check-backs that wait for it. UNKNOWN, which the broker
+        does not check, counts only with the credential that the check-back was sent to."""
+        for asked, answer in self._pending.get(transaction, ()):
+            if not answer.done() and (outcome is not Outcome.UNKNOWN or asked is gateway):
+                answer.set_result(outcome)
 
 
 def complete_settings(given: Any, fifo: bool) -> Any:
