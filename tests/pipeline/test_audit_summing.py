@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.audit.parts.bodies import Bodies
 from escrowmq.pipeline.audit.windows import window
-from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.bodies import Bodies
 from escrowmq.pipeline.sql.canonical import canonical
+from escrowmq.pipeline.sql.id_windows import find_window
 from escrowmq.pipeline.sql.summing import WindowSums, find_windows, mark, to_canonical
 
 FIELDS = {"a b": "text", "n": "number"}
@@ -82,7 +84,7 @@ def test_texts_are_equal_only_where_spark_finds_equal_ones_and_windows_are_those
     for portable in (False, True):
         found = find_windows(binary(*values), 7, portable).tolist()
         assert found == [row[f"w{portable}"] for row in rows]
-        assert found == [texts.find_window(value, 7, portable) for value in values]
+        assert found == [find_window(value, 7, portable) for value in values]
 
 
 @pytest.mark.parametrize("portable", [False, True])
@@ -161,3 +163,11 @@ def test_a_value_is_hashed_alike_however_and_beside_whatever_it_is_read() -> Non
 def test_few_and_many_different_texts_have_the_same_hashes(values: list[str | None]) -> None:
     """Of a column that seems to have few different texts each is hashed once."""
     assert sum_together(binary(*values), "text") == list(map(sum, zip(*sum_each(binary(*values), "text"), strict=True)))
+
+
+def test_a_process_that_reads_the_log_loads_little() -> None:
+    """Spark plans and reads every source in processes of their own."""
+    loaded = "import sys, escrowmq.pipeline.log_rows; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
+    assert "escrowmq.pipeline.log_rows" in names
+    assert not {"sqlalchemy", "escrowmq.pipeline.audit"}.intersection(names)

@@ -25,6 +25,7 @@ from escrowmq.pipeline.audit import windows
 from escrowmq.pipeline.audit.rows import portable_digest, portable_hash
 from escrowmq.pipeline.sql import texts
 from escrowmq.pipeline.sql.canonical import canonical
+from escrowmq.pipeline.sql.id_windows import NO_ID
 from escrowmq.pipeline.sql.tables import BATCH_ROWS, absolute
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead, reflect_texts
 
@@ -359,12 +360,12 @@ def test_sqlite_selects_the_windows_of_spark(
         database.execute("INSERT INTO t VALUES (CAST(x'61ff' AS TEXT))")
         database.commit()
     every = TextRead(f"sqlite:///{tmp_path / 'x.db'}", "t", (Text("id", "text", kind),))
-    known = [texts.NO_ID if id is None else id for (id,) in all_rows(every)]
+    known = [NO_ID if id is None else id for (id,) in all_rows(every)]
     number = windows.window(f.col("id"), 7, portable)
     wanted = spark.createDataFrame([(id,) for id in known], "id STRING").select("id", number.alias("n")).collect()
     for n in range(7):
         found = all_rows(replace(every, windows=7, only=(n,), portable=portable))
-        assert [texts.NO_ID if id is None else id for (id,) in found] == [row["id"] for row in wanted if row["n"] == n]
+        assert [NO_ID if id is None else id for (id,) in found] == [row["id"] for row in wanted if row["n"] == n]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.sql import summing
-from escrowmq.pipeline.sql.texts import SAMPLED_OF
+from escrowmq.pipeline.sql.id_windows import SAMPLED_OF
 from escrowmq.pipeline.timeline import DECIDERS, STATES, UNDECIDED, make_udf
 from escrowmq.schemas import TRANSACTION_ID_DTYPE
 from escrowmq.spark.columns import arrow_schema, choose

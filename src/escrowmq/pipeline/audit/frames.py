@@ -34,7 +34,7 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit.manifest import KINDS
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, digest
 from escrowmq.pipeline.sql.canonical import AMOUNT, to_amount
-from escrowmq.pipeline.sql.texts import NO_ID
+from escrowmq.pipeline.sql.id_windows import NO_ID
 from escrowmq.pipeline.timeline import UNDECIDED
 
 Limits = Mapping[int, Sequence[Decimal]]

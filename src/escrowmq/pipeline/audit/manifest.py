@@ -35,9 +35,6 @@ ALL = "*"
 IDS = ("key", "message_id")
 """Where the id of a topic's messages can be; message ids are compared in hex."""
 
-MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
-"""Columns that every topic has beside the fields of its bodies."""
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

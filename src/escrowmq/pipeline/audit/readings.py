@@ -14,14 +14,16 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType, T
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.audit import delivered
 from escrowmq.pipeline.audit.frames import make_witness
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, of_group
-from escrowmq.pipeline.audit.parts.columns import STORED, find_native, make_role
-from escrowmq.pipeline.audit.parts.log_rows import LogRead, LogRole, can_sum_here, read_log
+from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
+from escrowmq.pipeline.audit.parts.columns import can_sum_here, find_native, make_role
 from escrowmq.pipeline.audit.parts.sample import is_sampled
 from escrowmq.pipeline.audit.rows import Cell, Growth, Role, Rows, Speaker, once
 from escrowmq.pipeline.audit.tables import TableSide, check_columns, read_tables
+from escrowmq.pipeline.bodies import MESSAGE_COLUMNS
 from escrowmq.pipeline.log import NO_STARTS, BrokerLog
+from escrowmq.pipeline.log_rows import LogRead, LogRole, read_log
 from escrowmq.pipeline.sql.canonical import canonical, to_micros
+from escrowmq.pipeline.sql.summing import STORED
 from escrowmq.wire import HALF_VIEW_NAME
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from escrowmq.pipeline.sql.source import SUMS
-from escrowmq.pipeline.sql.texts import NO_ID, find_window
+from escrowmq.pipeline.sql.id_windows import NO_ID, find_window
+from escrowmq.pipeline.sql.summing import SUMS
 
 _PARTS = 1024
 """Windows by which a database finds the rows of some ids."""

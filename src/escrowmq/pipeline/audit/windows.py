@@ -12,7 +12,7 @@ unique there. Windows that are equal and unique are *proven*.
 PostgreSQL, MariaDB and MySQL compute the sums of their tables themselves, so no row is transferred. Hashes are then
 made of MD5, which every database has: windows of all sides, and digests of the comparisons with such a table. The
 processes that read SQLite and the log compute most other sums, so no row goes to Java (see
-:mod:`escrowmq.pipeline.audit.parts.log_rows`); Spark computes the rest.
+:mod:`escrowmq.pipeline.log_rows`); Spark computes the rest.
 
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.pipeline.sql.summing import SUMS
 from escrowmq.pipeline.sql.tables import BATCH_ROWS, KINDS, Bounds, SqlRead, absolute, inode
 from escrowmq.pipeline.sql.text_reads import TextRead
 
@@ -31,8 +32,6 @@ TEXT_PARTITION_ROWS = 250_000
 SUM_PARTITION_ROWS = 1_000_000
 SOURCE = "source"
 """The column with the number of the read of a row."""
-SUMS = "comparison INT, window INT, expected BIGINT, rows BIGINT, sum0 BIGINT, sum1 BIGINT"
-"""The columns of a read of checksums."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from escrowmq.pipeline.sql.texts import NO_ID
+from escrowmq.pipeline.sql.id_windows import NO_ID
 
-KINDS = ("stored", "text", "number", "boolean")
+STORED = "stored"
+"""The kind of columns of messages between two sides of messages: compared as they are stored, which is cheaper."""
+KINDS = (STORED, "text", "number", "boolean")
 """The kinds that are converted here."""
 DIGEST = 2
 """The version of the hashes, which earlier sums must have to be comparable."""
+SUMS = "comparison INT, window INT, expected BIGINT, rows BIGINT, sum0 BIGINT, sum1 BIGINT"
+"""The columns of a read of checksums."""
 SUM_KINDS: tuple[pa.DataType, ...] = (pa.int32(), pa.int32(), *[pa.int64()] * 4)
-"""The types of the columns of checksums: comparison, window, expected, rows, and both sums."""
+"""The types of these columns."""
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,399}")
 _SEED = 42  # Spark's
 _ID = pa.binary(16)
@@ -87,7 +91,7 @@ def make_columns(lines: Iterable[tuple[int, ...]], kinds: Sequence[pa.DataType])
 
 
 def find_windows(ids: pa.Array, count: int, portable: bool) -> np.ndarray:
-    """Return the windows of ids (binary; NO_ID for null): :func:`escrowmq.pipeline.sql.texts.find_window` of each."""
+    """Return the window of each id (binary; NO_ID for null): :func:`escrowmq.pipeline.sql.id_windows.find_window`."""
     hashed = _hash_md5(pc.fill_null(ids, NO_ID.encode())) >> np.uint64(4) if portable else hash_ids(ids)
     return hashed.view(np.int64) % count  # Spark's number is signed
 
@@ -114,7 +118,7 @@ def _hash_cells(cells: pa.Array, kind: str) -> np.ndarray:
     if cells.null_count == len(cells):
         return np.full(len(cells), _NULL)
     is_null = cells.is_null().to_numpy(zero_copy_only=False) if cells.null_count else None
-    if kind == "stored" and cells.type == _ID:
+    if kind == STORED and cells.type == _ID:
         hashed = _hash_stored_ids(cells)
     elif kind == "number":
         hashed = _hash_numbers(cells)

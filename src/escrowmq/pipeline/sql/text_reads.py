@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
 from escrowmq.pipeline.sql import arrow_reads, texts
+from escrowmq.pipeline.sql.id_windows import NO_ID, SAMPLED_OF, find_window
 from escrowmq.pipeline.sql.summing import SUM_KINDS, WindowSums, find_windows, make_columns, to_canonical
 from escrowmq.pipeline.sql.tables import BATCH_ROWS, Bounds, check_there, even_cuts, reflect, safe_url
 
@@ -221,7 +222,7 @@ class TextRead:
             window = texts.window(dialect, id, self.windows, self.portable)
             conditions.append(f"{window} IN ({', '.join(map(str, sorted(self.only)))})")
         if self.sample is not None:
-            conditions.append(f"{texts.window(dialect, id, texts.SAMPLED_OF)} < {self.sample}")
+            conditions.append(f"{texts.window(dialect, id, SAMPLED_OF)} < {self.sample}")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {selected} FROM {quote(self.table)}{where}", values
 
@@ -329,7 +330,7 @@ _INTEGERS = {int, type(None)}
 
 
 def _find_window(id: Any, count: int, portable: int) -> int:
-    return texts.find_window(texts.NO_ID if id is None else _make_text(id) or "", count, bool(portable))
+    return find_window(NO_ID if id is None else _make_text(id) or "", count, bool(portable))
 
 
 def _make_text(value: Any) -> str | None:

@@ -19,19 +19,13 @@ text, which Spark converts (:mod:`escrowmq.pipeline.sql.canonical`). Imports no 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
-import xxhash
 
-NO_ID = "(no id)"
-"""Stands for an id that is null."""
-
-SAMPLED_OF = 1_000_000
-"""A sample consists of the ids whose hash modulo this number is below a limit."""
+from escrowmq.pipeline.sql.id_windows import NO_ID
 
 _NATIVE: tuple[tuple[type[Any], str], ...] = (
     (sa.Boolean, "boolean"),
@@ -178,8 +172,8 @@ SETTINGS["mariadb"] = SETTINGS["mysql"]
 
 
 def window(dialect: str, id: str, count: int, portable: bool = True) -> str:
-    """Return the SQL of :func:`find_window` for the text of an id. SQLite calls it as a function of the name
-    WINDOW_FUNCTION; servers compute only portable windows."""
+    """Return the SQL of :func:`escrowmq.pipeline.sql.id_windows.find_window` for the text of an id. SQLite calls it as
+    a function of the name WINDOW_FUNCTION; servers compute only portable windows."""
     if dialect == "sqlite":
         # text of a database in UTF-8 may not be UTF-8, and Python's functions take no such text
         is_exact = f"typeof({id}) = 'text' AND (SELECT encoding FROM pragma_encoding) = 'UTF-8'"
@@ -189,14 +183,6 @@ def window(dialect: str, id: str, count: int, portable: bool = True) -> str:
 
 
 WINDOW_FUNCTION = "escrowmq_window"
-
-
-def find_window(id: str, count: int, portable: bool) -> int:
-    """Return the window of an id, 0 .. ``count``-1: by the first 60 bits of its MD5, or by Spark's xxHash64."""
-    if portable:
-        return (int.from_bytes(hashlib.md5(id.encode(), usedforsecurity=False).digest()[:8]) >> 4) % count
-    hashed = xxhash.xxh64_intdigest(id.encode(), 42)  # Spark's seed
-    return (hashed - (hashed >> 63 << 64)) % count  # Spark's number is signed
 
 
 def known_id(id: str) -> str:

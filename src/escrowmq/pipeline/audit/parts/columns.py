@@ -3,7 +3,7 @@ differ. Types are known of tables and files; messages have none, and take those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from pyspark.sql.types import (
@@ -19,16 +19,17 @@ from pyspark.sql.types import (
 )
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.audit.manifest import ALL, MESSAGE_COLUMNS, Comparison, Manifest
+from escrowmq.pipeline.audit.manifest import ALL, Comparison, Manifest
 from escrowmq.pipeline.audit.rows import Role
+from escrowmq.pipeline.bodies import MESSAGE_COLUMNS
 from escrowmq.pipeline.sql import texts
+from escrowmq.pipeline.sql.summing import KINDS, STORED
 
-STORED = "stored"
-"""The kind of MESSAGE_COLUMNS between two sides of messages. They are compared as they are stored, which is cheaper
-than text."""
 Natives = Mapping[str, Mapping[str, str | None]]
 """The native kinds of the columns of tables and files, by side."""
 _NUMBERS = ("number", "float", "float32")
+_FORMATTED = ("properties", "transaction_id")
+"""Columns of messages of which only Spark makes texts."""
 _NATIVES: tuple[tuple[type[DataType], str], ...] = (
     (BooleanType, "boolean"),
     (IntegralType, "integer"),
@@ -69,6 +70,15 @@ def make_role(manifest: Manifest, number: int, comparison: Comparison, is_expect
         limit = skew if kind == "time" else Decimal(str(comparison.tolerance.get(name, 0)))
         near += [(keys[-1], limit)] if limit else []
     return Role(number, is_expected, tuple(keys), tuple(near))
+
+
+def can_sum_here(comparison: Comparison, keys: Sequence[str]) -> bool:
+    """Return whether the processes that read can compute the sums of a comparison: it has tables, topics or half
+    messages on both sides, and its columns (``keys``, each a kind and a name) are texts, numbers and booleans."""
+    named = [key.partition(" ")[::2] for key in keys]
+    return all(side.startswith(("table:", "topic:", "half:")) for side in comparison.sides) and all(
+        kind in KINDS and (kind == STORED or name not in _FORMATTED) for kind, name in named
+    )
 
 
 def find_column_problems(

@@ -10,7 +10,7 @@ from pyspark.sql import Column
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.audit.rows import portable_hash
-from escrowmq.pipeline.sql.texts import SAMPLED_OF
+from escrowmq.pipeline.sql.id_windows import SAMPLED_OF
 
 
 def parse_sample(text: str) -> int:

@@ -1,8 +1,8 @@
 """A data source of Spark that reads ranges of the log and returns their checksums by window, or only the messages in
 some windows: other messages do not go through Java.
 
-A comparison is summed so, and its tables in :mod:`escrowmq.pipeline.sql.summing`, if :func:`can_sum_here` says that
-nothing of it needs Spark.
+A comparison is summed so, and its tables in :mod:`escrowmq.pipeline.sql.summing`, if nothing of it needs Spark:
+see :func:`escrowmq.pipeline.audit.parts.columns.can_sum_here`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison
-from escrowmq.pipeline.audit.parts.bodies import Bodies
-from escrowmq.pipeline.audit.parts.columns import STORED
+from escrowmq.pipeline.bodies import MESSAGE_COLUMNS, Bodies
 from escrowmq.pipeline.sql import summing
-from escrowmq.pipeline.sql.source import SUMS
+from escrowmq.pipeline.sql.summing import STORED, SUMS
 from escrowmq.pipeline.transactions import find_ids, to_hex
 from escrowmq.spark import source
 from escrowmq.spark.columns import arrow_schema, choose, spark_schema
@@ -34,17 +32,6 @@ if TYPE_CHECKING:
 _PLAN = "urls"  # "url" in its name: Spark redacts it, because it may contain secrets
 _SETTLED = f"{SUMS}, _settled BOOLEAN"
 _IDS = ("message_id", "transaction_id")
-_FORMATTED = ("properties", "transaction_id")
-"""Columns of messages of which only Spark makes texts."""
-
-
-def can_sum_here(comparison: Comparison, keys: Sequence[str]) -> bool:
-    """Return whether the processes that read can compute the sums of a comparison: it has tables, topics or half
-    messages on both sides, and its columns (``keys``, each a kind and a name) are texts, numbers and booleans."""
-    named = [key.partition(" ")[::2] for key in keys]
-    return all(side.startswith(("table:", "topic:", "half:")) for side in comparison.sides) and all(
-        kind in summing.KINDS and (kind == STORED or name not in _FORMATTED) for kind, name in named
-    )
 
 
 class LogRole(msgspec.Struct, frozen=True):

@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from escrowmq.pipeline.sql.summing import INTEGER, mark
 
+MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
+"""Columns that every topic has beside the fields of its bodies."""
 _FLOAT = re.compile(rb"-?(0|[1-9][0-9]*)[.][0-9]+")
 _FLOAT_LENGTH = 15  # a double has as many digits exactly
 _UNUSUAL = (msgspec.MsgspecError, UnicodeError, RecursionError, pa.ArrowInvalid, TypeError, OverflowError)
