@@ -45,7 +45,7 @@ class MemoryTarget:
     @property
     def promise(self) -> Promise:
         """See :class:`escrowmq.outbox.targets.seam.Promise`."""
-        return Promise("memory", "as long as this process lives", self._deduplicates, True, True, None)
+        return Promise("memory", "as long as this process lives", self._deduplicates, delays=True)
 
     @property
     def ids(self) -> list[bytes]:

@@ -51,8 +51,6 @@ class Promise:
     """When an OK is durable: one sentence for users."""
     deduplicates: bool = False
     """The same message id sent again makes no second copy (within a window that ``durable`` names)."""
-    orders_keys: bool = True
-    """Messages of one key are delivered in the order in which they were sent."""
     delays: bool = False
     """``delay_us`` is supported; else rows with a delay get ``BAD_DELAY``."""
     max_body_bytes: int | None = None
