@@ -23,7 +23,7 @@ from forked import Forked
 PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")
 DECIDING = ("spark.before-decision", "spark.after-decision")
 POINTS = PREPARING + DECIDING
-PATIENCE = 400.0
+PATIENCE = 1200.0
 """Seconds in which something must happen: a point reached, a leg at its end, a driver started."""
 JOB = Path(__file__).with_name("revenue_job.py")
 PATH = [str(JOB.parent), str(JOB.parents[1] / "support")]

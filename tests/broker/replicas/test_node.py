@@ -220,7 +220,8 @@ def test_the_warm_ledger_is_the_one_that_a_replay_gives(two) -> None:
 
 
 def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -> None:
-    shard = Shard(tmp_path, "a", "b", segment_bytes=1 << 16, retention=1, dedup_window=1)
+    settings = {"segment_bytes": 1 << 16, "retention": 1, "dedup_window": 1}
+    shard = Shard(tmp_path, "a", "b", silence=5 * SILENCE, **settings)
     try:
         a, b = shard.nodes
         b.stop()
@@ -231,6 +232,7 @@ def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -
         shard.nodes.clear()
         a = shard.add("a")  # retention runs soon after a start
         until(lambda: shard.kafka.log.first > 0, "retention cuts nothing")
+        shard.led_by(a)
         with a.bus() as bus:
             half = bus.producer("h", unasked=True).prepare("t", b"half")
         b = shard.add("b")
