@@ -210,13 +210,13 @@ class Clients:
         )
         if not fitting:
             return Outcome.UNKNOWN
-        waiting = gateway, asyncio.get_running_loop().create_future()
-        self._pending.setdefault(transaction, []).append(waiting)
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(transaction, []).append((gateway, answer))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if not await fitting[0].put_later(recover_orphaned_transaction_command=command):
                     return Outcome.UNKNOWN
-                outcome = await waiting[1]
+                outcome = await answer
                 fitting[0].is_silent = False
                 return outcome
         except TimeoutError:
@@ -224,7 +224,7 @@ class Clients:
             _log.info("no answer from client %.80s about %s", fitting[0].client, transaction)
             return Outcome.UNKNOWN
         finally:
-            self._pending[transaction].remove(waiting)
+            self._pending[transaction].remove((gateway, answer))
             if not self._pending[transaction]:
                 del self._pending[transaction]
 
