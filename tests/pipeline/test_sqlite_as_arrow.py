@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from escrowmq.pipeline.sql import text_reads
 from escrowmq.pipeline.sql.arrow_reads import Refused, fetch_sqlite
+from escrowmq.pipeline.sql.id_windows import NO_ID, find_window
 from escrowmq.pipeline.sql.tables import BATCH_ROWS
 from escrowmq.pipeline.sql.text_reads import Sum, Text, TextRead
 
@@ -51,7 +54,7 @@ def read_all(read: TextRead) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
 
 def read_by_cursor(read: TextRead) -> tuple[list[pa.Array], list[tuple[Any, ...]]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "adbc_driver_sqlite", None)
+        patch.setitem(sys.modules, "adbc_driver_sqlite", None)
         return read_all(read)
 
 
@@ -108,6 +111,37 @@ def test_integers_and_bytes_come_as_they_are(tmp_path: Path) -> None:
     assert [[column.to_pylist() for column in batch] for batch in found] == [
         [[b"a\0b", b"\xff", None], [None, b"", "é".encode()], [-(2**63), None, 2**63 - 1]]
     ]
+
+
+def test_plain_values_need_neither_the_cursor_nor_a_function_of_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = fill(tmp_path / "x.db", [(f"o-{n}", "x", n) for n in range(100)])
+    expected = read_by_cursor(read)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(TextRead, "batches", None)
+        assert [column.to_pylist() for column in read.read_sums("rowid", (None, None))] == expected
+    called: list[object] = []
+    monkeypatch.setattr(text_reads, "find_window", lambda *given: called.append(given) or 0)
+    list(replace(read, sums=(), only=(0, 1)).batches("rowid", (None, None)))
+    assert len(called) < 20, "for each row"
+
+
+def test_many_rows_of_one_window_are_not_fetched_by_their_row_ids(tmp_path: Path) -> None:
+    read = fill(tmp_path / "x.db", [(None, "x", n) for n in range(3 * BATCH_ROWS)])
+    window = find_window(NO_ID, 64, False)
+    rows = [row for batch in replace(read, sums=(), only=(window,)).batches("rowid", (None, None)) for row in batch[2]]
+    assert len(rows) == 3 * BATCH_ROWS
+
+
+def test_a_column_with_the_name_of_row_ids_hides_no_row(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as database:
+        database.execute("CREATE TABLE t (id TEXT, note TEXT, n INTEGER, RowId INTEGER)")
+        database.executemany("INSERT INTO t VALUES (?, 'x', 1, ?)", [("a", None), ("b", 7), ("c", 7), ("d", 9)])
+        database.commit()
+    read = TextRead(f"sqlite:///{tmp_path / 'x.db'}", "t", COLUMNS)
+    found = [id.as_py() for key, bounds in read.ranges(1) for batch in read.batches(key, bounds) for id in batch[0]]
+    assert sorted(found) == ["a", "b", "c", "d"]
 
 
 def test_a_missing_file_is_not_made(tmp_path: Path) -> None:

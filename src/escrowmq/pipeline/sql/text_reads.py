@@ -8,8 +8,8 @@ SQLite that are summed, or searched for some windows, at a third. Imports no Spa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +28,8 @@ _DIALECTS = ("sqlite", "postgresql", "mariadb", "mysql")
 _PAGE_BYTES = 8192
 _ROW_BYTES = 100  # a guess, on which only the size of ranges depends
 _FILE = "SELECT file FROM pragma_database_list, pragma_encoding WHERE seq = 0 AND encoding = 'UTF-8'"
-_FEW = 1 / 16
-"""Up to this share of the windows, the ids of rows are read before the rows."""
+_MOST_FOUND = 2 * BATCH_ROWS
+"""Up to so many rows of a range are fetched by their row ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,30 +135,30 @@ class TextRead:
         ]
 
     def _find_rows(self, key: str, bounds: Bounds) -> list[int] | None:
-        """Return the row ids of the rows of a range that are in the windows ``only``, if they are few and the table is
-        one of SQLite that can be read as Arrow; otherwise None."""
-        if self.only is None or key != "rowid" or len(self.only) > _FEW * self.windows:
+        """Return the row ids of the rows of a range that are in the windows ``only``, if they are at most _MOST_FOUND
+        and the table is one of SQLite that can be read as Arrow; otherwise None."""
+        if self.only is None or key != "rowid":
             return None
         narrow = replace(self, columns=(self.columns[0], Text(key, "integer", "number")), only=None)
         found: list[int] = []
-        try:
-            for ids, rows in narrow._fetch_sqlite(key, bounds):
+        with suppress(arrow_reads.Refused), closing(narrow._fetch_sqlite(key, bounds)) as batches:
+            for ids, rows in batches:
                 windows = find_windows(to_canonical(ids, "text"), self.windows, self.portable)
                 found += rows.filter(pa.array(np.isin(windows, self.only))).to_pylist()
-        except arrow_reads.Refused:
-            return None
-        return found
+                if len(found) > _MOST_FOUND:
+                    return None
+            return found
+        return None
 
-    def _fetch_sqlite(self, key: str, bounds: Bounds) -> Iterator[list[pa.Array]]:
+    def _fetch_sqlite(self, key: str, bounds: Bounds) -> Generator[list[pa.Array]]:
         """Read the rows of a range as :meth:`batches`, with integers as int64, as Arrow. Raises Refused if that cannot
         be, perhaps after some batches."""
         check_there(self.url, self.inode)
         with _connected(self.url) as connection:  # closed before another SQLite opens the file
             has_rows = key == "rowid" and connection.dialect.name == "sqlite"
-            file = has_rows and connection.scalar(sa.text(_FILE))
+            if not has_rows or not (file := connection.scalar(sa.text(_FILE))):
+                raise arrow_reads.Refused
             query = arrow_reads.render(connection, *self._select(connection, key, bounds))
-        if not file:
-            raise arrow_reads.Refused
         are_integers = [column.native in ("integer", "boolean") for column in self.columns]
         for columns in arrow_reads.fetch_sqlite(file, query, are_integers):
             yield [one if one.type == pa.int64() else _decode(one) for one in columns]
@@ -218,7 +218,7 @@ class TextRead:
         id = texts.select_text(dialect, quote(self.columns[0].name), self.columns[0].native, self.columns[0].kind)
         if rows is not None:
             conditions.append(f"{quote(key)} IN ({', '.join(map(str, rows))})")
-        elif self.only is not None:
+        if self.only is not None:  # of these rows, too: they may have changed since their ids were read
             window = texts.window(dialect, id, self.windows, self.portable)
             conditions.append(f"{window} IN ({', '.join(map(str, sorted(self.only)))})")
         if self.sample is not None:
@@ -232,7 +232,9 @@ class TextRead:
         dialect = connection.dialect.name
         if dialect == "sqlite":
             plain = "SELECT 1 FROM pragma_table_list WHERE name = ? AND type = 'table' AND NOT wr"  # wr: no row ids
-            return "rowid" if connection.exec_driver_sql(plain, (self.table,)).first() else None
+            hidden = "SELECT 1 FROM pragma_table_xinfo(?) WHERE lower(name) = 'rowid'"  # behind a column of the user
+            found = connection.exec_driver_sql(f"{plain} AND NOT EXISTS ({hidden})", (self.table, self.table)).first()
+            return "rowid" if found else None
         same = {name for name, _, _ in self.where}
         keys = sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]
         if usable := [str(key) for key in keys if key not in same]:
