@@ -110,10 +110,16 @@ def refused(act: Act, *words: str, stream: bool = False) -> None:
 
 
 def refused_after(
-    spark: SparkSession, folder: Path, point: str, kill: Act, act: Act, *words: str, stream: bool = False
+    spark: SparkSession,
+    folder: Path,
+    point: str,
+    kill: Act,
+    act: Act,
+    *words: str | tuple[str, ...],
+    stream: bool = False,
 ) -> None:
     """:func:`refused`, because of ``kill`` at a failpoint. An ``act`` that has little patience may fail before it comes
-    there, on a machine that stands still: then it is done again."""
+    there, on a machine that stands still: then it is done again. Of a tuple of words, one is said."""
     reached = threading.Event()
     for number in itertools.count():
         with (
@@ -124,7 +130,8 @@ def refused_after(
         if reached.is_set():
             break
     said = str(problem.value)
-    assert not [word for word in words if word not in said], said
+    every = [(word,) if isinstance(word, str) else word for word in words]
+    assert all(any(one in said for one in either) for either in every), said
 
 
 @contextlib.contextmanager
